@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,3 +159,60 @@ def test_the_study_gives_no_verdict_before_its_last_training() -> None:
     for table in tables.values():
         assert table.strength == ("once" if table.too_few else "measured")
         assert (PLAN.parents[1] / table.doc).is_file()
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+ROOT = PLAN.parents[1]
+TABLES = evidence.tables()
+
+
+def cells(page: str) -> list[dict[tuple[str, str], str]]:
+    """The tables of a page, each cell by the first cell of its row and the head of its column, in either order."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    tables = []
+    for lines in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        head, _, *rows = ([cell.strip(" *") for cell in line.strip("|\n").split("|")] for line in lines.splitlines())
+        table = {}
+        for row in rows:
+            for column, value in zip(head[1:], row[1:], strict=False):
+                table[row[0], column] = table[column, row[0]] = value
+        tables.append(table)
+    return tables
+
+
+@pytest.mark.parametrize("one", TABLES, ids=lambda one: one.name)
+def test_a_table_says_where_it_is_from(one: evidence.Table) -> None:
+    assert all((one.title, one.measured, one.shows, one.heads))
+    assert all(row.label and (row.schemes or one.name.startswith("study_")) for row in one.rows)  # a schedule is none
+    if one.name.startswith("study_"):  # tests/test_study.py
+        return
+    if one.url:
+        assert re.fullmatch(r"https://[\w./-]+", one.url)
+        assert not one.doc
+        return
+    printed = {
+        (row.label, head): figure for row in one.rows for head, figure in zip(one.heads, row.figures, strict=True)
+    }
+    assert any(printed.items() <= table.items() for table in cells(one.doc))
+    assert one.command in (ROOT / one.doc).read_text(encoding="utf-8").replace(" \\\n   ", "")
+
+
+def test_names_of_tables_are_their_own_and_questions_are_answered() -> None:
+    assert len({one.name for one in TABLES}) == len(TABLES)
+    assert {one.question for one in TABLES} == {"length", "far", "order", "images", "cost", "stretch", "distance"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda one: replace(one, url=""), "must have rows, a source, and a url or a command with its page"),
+        (
+            lambda one: replace(one, rows=(replace(one.rows[0], figures=one.rows[0].figures[:4]),)),
+            "sinusoidal must have 5 figures, got 4",
+        ),
+    ],
+)
+def test_a_table_that_is_wrong_is_named(changed: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=f"^alibi_length: {words}$"):
+        changed(TABLES[0])

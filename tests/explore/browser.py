@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import posenc
 from posenc.tools.explore.content import content
 from posenc.tools.explore.page import STATIC
+from posenc.tools.explore.seen import seen
 from tests.compare import made_up
 
 if TYPE_CHECKING:
@@ -45,13 +47,13 @@ def executable() -> str | None:
 
 
 def sample_content() -> dict[str, Any]:
-    """What pages are tested with: Sandwich as posenc measured it, and the records of a comparison that is made up."""
+    """What pages are tested with: a scheme as `posenc.show` has it, and the records of a comparison that is made up."""
     with tempfile.TemporaryDirectory() as folder:
         text = "".join(json.dumps(record) + "\n" for record in made_up.records(seeds=(0, 1)))
         (Path(folder) / "records.jsonl").write_text(text)
-        found = content(["sandwich"], [Path(folder)])
+        found = content(records=[Path(folder)])
     found["records"][0]["name"] = "runs/made-up"
-    return found
+    return {**found, "seen": [seen(posenc.Sandwich(4), "sandwich")]}
 
 
 @contextmanager
@@ -111,6 +113,11 @@ class Watched:
         self.page.goto("about:blank")
         self.page.goto(address)
 
+    def show(self, address: str, figure: str, state: str = "") -> None:
+        """Opens a figure alone, in a state, and waits until it is drawn."""
+        self.open(f"{address}#figure={figure}{state and f'&{state}'}")
+        self.until_drawn(figure)
+
     def until_drawn(self, *figures: str) -> None:
         """Waits until these figures were drawn, each brought into sight before. AssertionError with what one says in
         their place."""
@@ -143,3 +150,13 @@ def watched(
     )
     yield Watched(context.new_page())
     context.close()
+
+
+def violations(page: Watched) -> list[str]:
+    """What axe's rules of accessibility find wrong on a page."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    return [
+        f"{found['id']}: {found['help']}: " + "; ".join(node["html"][:150] for node in found["nodes"][:4])
+        for found in Axe().run(page.page).response["violations"]
+    ]

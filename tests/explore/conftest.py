@@ -28,8 +28,8 @@ def javascript(executable: str) -> Iterator[node.Node]:
 
 @pytest.fixture(scope="session")
 def plain() -> dict[str, Any]:
-    """The page's data without schemes or records of the user's."""
-    return content()
+    """The data of a saved page, without schemes or records of the user's."""
+    return content(is_saved=True)
 
 
 @pytest.fixture(scope="module")

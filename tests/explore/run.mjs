@@ -11,7 +11,7 @@ const { SCHEMES } = await of("math/catalog.js");
 const { Positions } = await of("math/positions.js");
 const { Random, drawnParameters } = await of("random.js");
 const { answerOf, choose, needsOf } = await of("choosing.js");
-const { source, summary } = await of("records.js");
+const { source } = await of("records.js");
 const { weighed } = await of("weighed.js");
 const { STEPS, VIEWS } = await of("views.js");
 
@@ -50,16 +50,6 @@ const JOBS = {
             out: written([out.heads, out.tokens, out.dim], out.data),
         };
     },
-    terms(job) {
-        const [q, k, p] = [heads(job.q), heads(job.k), positions(job.positions)];
-        const context = { q, k, heads: q.heads, scale: job.scale, queryPositions: p, keyPositions: p };
-        const made = scheme(job.scheme).terms(context);
-        return made.map((term) => written([term.heads, term.queries, term.keys], term.data));
-    },
-    turnedBy(job) {
-        const banded = scheme(job.scheme);
-        return job.queries.map((x) => job.keys.map((y) => banded.turnedBy(x, y)));
-    },
     table(job) {
         const { rows, columns, data } = scheme(job.scheme).table(positions(job.positions));
         return written([rows, columns], data);
@@ -82,7 +72,6 @@ const JOBS = {
     },
 };
 
-JOBS.records = ({ name, text, measures }) => summary(name, text, measures);
 JOBS.source = ({ set }) => source(set);
 
 JOBS.choose = ({ asked }) => {

@@ -25,7 +25,8 @@ def test_the_export_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "default-src 'none'" in html.unescape(text)
     assert not re.findall(r'(?:src|href)="(?!#|data:)', text)
     data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
-    assert [one["name"] for one in data["seen"]] == ["rope+alibi"]
+    assert "rope+alibi" in data["numbers"]
+    assert len(data["numbers"]["xpos"]) == 5  # settings that a page without a server has
     assert data["server"] is False
 
 
@@ -40,8 +41,8 @@ def test_a_scheme_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     assert main(["explore", "--export", "own.html", "--schemes", "explored.py:Mine"]) == 0
     data = json.loads(re.findall(r'id="data">(.*?)</script>', Path("own.html").read_text(), re.S)[0])
-    (seen,) = data["seen"]
-    assert seen["values"][:3] == [0, -2, -4]
+    (numbers,) = data["numbers"]["explored.py:Mine"]
+    assert numbers["effect"]["data"][32:35] == [0, -2, -4]
 
 
 @pytest.mark.parametrize(

@@ -15,40 +15,33 @@ from tests.rows import with_more
 
 # --- from LaTeX -----------------------------------------------------------------------------------------------------
 
-
-def test_rows_parts_and_pieces() -> None:
-    """Separators within braces or an environment are no separators."""
-    made = mathml(r"a = b, \qquad c \allowbreak + d \\ \text{e \quad f} \quad \begin{cases} g \\ h \end{cases}")
-    assert [row.count('class="part"') for row in made.split("</p>")] == [2, 2, 0]
-    assert made.count("<math ") == 5
-    assert 'class="cases"' in made
-    assert mathml("a\n\nb").count("<p>") == 2
-    assert mathml(r"\begin{array}{l} a \\ b \end{array}").count("<p>") == 2
+PIECES = r"a = b, \qquad c \allowbreak + d \\ \text{e \quad f} \quad \begin{cases} g \\ h \end{cases}"
 
 
-def test_a_piece_may_begin_with_an_operator() -> None:
-    """Which would be a sign, without space, at the beginning."""
-    assert "<mrow><mrow /><mo>+</mo><mi>b</mi></mrow>" in mathml(r"a \allowbreak + b")
-
-
-def test_a_symbol_is_a_whole_token() -> None:
-    made = mathml("% base: base\n% dim: d\n" + r"\mathrm{base}^{-2k/d} \mathrm{dim}")
-    assert '<mi data-control="base">base</mi>' in made
-    assert '<mi data-control="dim">d</mi>' in made
-    assert "<mi>dim</mi>" in made
-    assert "%" not in made
+@pytest.mark.parametrize(
+    ("latex", "part", "count"),
+    [
+        (PIECES, "<math ", 5),
+        (PIECES, 'class="part"', 4),
+        (PIECES, 'class="cases"', 1),
+        ("a\n\nb", "<p>", 2),
+        (r"\begin{array}{l} a \\ b \end{array}", "<p>", 2),  # separators within an environment are none
+        (r"a \allowbreak + b", "<mrow><mrow /><mo>+</mo><mi>b</mi></mrow>", 1),  # no sign, which has no space
+        ("% base: base\n% dim: d\n" + r"\mathrm{base}^{-2k/d} \mathrm{dim}", '<mi data-control="base">base</mi>', 1),
+        ("% base: base\n% dim: d\n" + r"\mathrm{base}^{-2k/d} \mathrm{dim}", '<mi data-control="dim">d</mi>', 1),
+        ("% base: base\n% dim: d\n" + r"\mathrm{base}^{-2k/d} \mathrm{dim}", "%", 0),
+        (r"a \sin b + \sin(c) |x|", '<mspace width="0.167em" />', 2),
+        (r"a \sin b + \sin(c) |x|", 'lspace="0"', 2),
+    ],
+)
+def test_latex_becomes_mathml(latex: str, part: str, count: int) -> None:
+    assert mathml(latex).count(part) == count
 
 
 def test_words_of_a_choice_and_symbols_of_several_controls() -> None:
     made = mathml(r"\mbox{log} \mbox{ for } k", {"form": "log|power", "first": "k", "second": "k"})
     assert marked(made) == {"form", "first", "second"}
     assert made.count('data-control="first second"') == 1
-
-
-def test_names_of_functions_stand_apart() -> None:
-    made = mathml(r"a \sin b + \sin(c) |x|")
-    assert made.count('<mspace width="0.167em" />') == 2
-    assert made.count('lspace="0"') == 2
 
 
 # --- symbols of controls --------------------------------------------------------------------------------------------
@@ -71,36 +64,21 @@ DRAWN = {"weighed", "tokens", "length", "seed", "draw", "scheme", "measure", "ro
 # Controls without a symbol, though the formula has others.
 WITHOUT = {
     "allocation": {"each", "height", "width", "text", "token"},
-    "bias-by-distance": {
-        "distance",
-        "log",
-        "deberta",
-        "fire",
-        "inkling",
-        "relative_1d",
-        "sandwich",
-        "shaw",
-        "t5",
-        "transformer_xl",
-    },
-    "linear-map": {"layout"},
-    "product": {"distance"},
+    "bias-by-distance": {"distance", "log", "fire", "sandwich", "shaw", "t5"},
     "schedule": {"family", "layer"},
     "similarity": {"layout"},
-    "transformer-xl": {"content", "position", "key", "distance"},
-    "vectors-2d": {"layout"},
     "windows": {"layout"},
 }
 
 
-SYMBOLS = [name for name in formulas() if name not in ("doors", "fox", "sentence")]
+SYMBOLS = [name for name in formulas() if name not in ("doors", "sentence")]
 
 
 @pytest.mark.parametrize("figure", with_more(SYMBOLS[:1], SYMBOLS[1:]))
 def test_a_control_finds_its_symbol_and_a_symbol_its_control(figure: str, figures: Node) -> None:
     states: list[Any] = ["defaults", "another"]
-    if figure in ("similarity", "vector-lines"):
-        states += [{"scheme": "fourier_features"}, {"scheme": "exponential_decay"}]
+    if figure == "similarity":
+        states += [{"scheme": name, "tokens": 48} for name in ("fourier_features", "exponential_decay")]
     if figure == "windows":
         states += [{"causal": False}]
     there = controls(figures, figure, *states)
@@ -115,7 +93,6 @@ OPTIONS = {
     "lie_re": {"extent"},
     "mixed_rope": {"base"},
     "mrope": {"form"},
-    **{name: {"values"} for name in ("p_rope", "partial_rope", "rope")},
     "string": {"base", "form"},
     "swin": {"class_token"},
     "transformer_xl": {"share_biases"},
@@ -169,29 +146,19 @@ def test_formulas_of_schemes_are_whole(width: int, browser: Any, address: str) -
 
 @BROWSER
 @pytest.mark.more
-def test_a_symbol_lights_up_while_its_control_is_used(page: Watched, address: str) -> None:
-    page.open(f"{address}#figure=clocks")
-    page.until_drawn("clocks")
+def test_a_symbol_lights_up_while_its_control_is_used_and_the_chosen_form_is_bold(page: Watched, address: str) -> None:
+    page.show(address, "clocks")
     lit = page.page.locator("math .lit")
-    assert lit.count() == 0
-    page.page.locator('[data-name="base"] input').focus()
-    assert set(lit.all_text_contents()) == {"base"}
+    for control, symbols in (("base", {"base"}), ("position", {"p"})):
+        page.page.locator(f'[data-name="{control}"] input').focus()
+        assert set(lit.all_text_contents()) == symbols
     page.page.keyboard.press("ArrowRight")
     page.page.evaluate(FRAMES)
-    assert page.page.locator(".symbols .lit").inner_text().startswith("base = 10,")
-    page.page.locator('[data-name="position"] input').focus()
-    assert set(lit.all_text_contents()) == {"p"}
+    assert page.page.locator(".symbols .lit").inner_text() == "p = 21"
     page.page.locator(".copy").first.focus()
     assert lit.count() == 0
-
-
-@BROWSER
-@pytest.mark.more
-def test_the_chosen_form_is_bold_in_the_formula(page: Watched, address: str) -> None:
-    page.open(f"{address}#figure=scheme&scheme.scheme=kerple")
-    page.until_drawn("scheme")
+    page.show(address, "scheme", "scheme.scheme=kerple")
     chosen = page.page.locator("math .chosen")
     assert chosen.all_text_contents() == ["log"]
     page.page.locator('[data-name="options.form"] select').select_option("power")
-    page.page.evaluate(FRAMES)
-    assert chosen.all_text_contents() == ["power"]
+    page.page.locator("math .chosen", has_text="power").wait_for()

@@ -9,9 +9,13 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from torch import Tensor
 
 import posenc
 from posenc.tools.explore import server
+from posenc.tools.explore.numbers import of_entry
+from posenc.tools.explore.records import measures
+from tests.compare import made_up
 
 
 def ask(address: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
@@ -28,61 +32,61 @@ def ask(address: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
         return error.code, json.loads(said) if said.startswith("{") else said
 
 
-def line(n: int) -> list[list[int]]:
-    return [[p] for p in range(n)]
+def line(*places: int) -> list[list[int]]:
+    return [[p] for p in places]
+
+
+def array(x: Tensor) -> dict[str, Any]:
+    return {"shape": list(x.shape), "data": x.flatten().tolist()}
+
+
+def named(name: str, **options: Any) -> dict[str, Any]:
+    return {"name": name, "options": options}
+
+
+def table(name: str, n: int = 2, **options: Any) -> dict[str, Any]:
+    return {"scheme": named(name, **options), "positions": line(*range(n))}
+
+
+ZEROS = {name: array(torch.zeros(1, 2, 2)) for name in ("query", "key", "value")} | {"positions": line(0, 1)}
 
 
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("table", {"scheme": {"name": "sinus", "options": {"dim": 4}}, "positions": line(2)}, "scheme must be one of"),
-        ("table", {"scheme": {"name": "alibi", "options": {"num_heads": 4}}, "positions": line(2)}, "which has none"),
-        ("table", {"scheme": {"name": "sinusoidal", "options": {"dim": 4}}, "positions": []}, "positions: List should"),
+        ("table", table("sinus", dim=4), "scheme must be one of"),
+        ("table", table("my.py:Mine", dim=4), "scheme must be one of"),
+        ("table", table("alibi", num_heads=4), "which has none"),
+        ("table", table("sinusoidal", 0, dim=4), "positions: List should"),
         (
             "table",
-            {"scheme": {"name": "learned", "options": {"max_positions": 10**9, "dim": 64}}, "positions": line(2)},
+            table("learned", max_positions=10**9, dim=64),
             "max_positions must be at most 4096 here, got 1000000000",
         ),
-        (
-            "table",
-            {"scheme": {"name": "learned", "options": {"max_positions": 4096, "dim": 512}}, "positions": line(2)},
-            "Learned may learn at most 1048576 numbers here, got options for 2097152",
-        ),
-        (
-            "table",
-            {"scheme": {"name": "sinusoidal", "options": {"dim": 4, "width": 4}}, "positions": line(2)},
-            "cannot be built so",
-        ),
+        ("table", table("learned", max_positions=4096, dim=512), "may learn at most 1048576 numbers here, got options"),
+        ("table", table("sinusoidal", dim=4, width=4), "cannot be built so"),
+        ("table", table("learned", 3, max_positions=2, dim=4), "Learned"),
         (
             "attention",
-            {
-                "schemes": [{"name": "rope", "options": {"head_dim": 2, "scaling": {"kind": "YaRN", "factor": 2.0}}}],
-                **{name: {"shape": [1, 2, 2], "data": [0.0] * 4} for name in ("query", "key", "value")},
-                "positions": line(2),
-            },
+            {"schemes": [named("rope", head_dim=2, scaling={"kind": "YaRN", "factor": 2.0})], **ZEROS},
             "missing 1 required positional argument: 'original_length'",
-        ),
-        (
-            "table",
-            {"scheme": {"name": "my.py:Mine", "options": {"dim": 4}}, "positions": line(2)},
-            "scheme must be one of",
-        ),
-        (
-            "table",
-            {"scheme": {"name": "learned", "options": {"max_positions": 2, "dim": 4}}, "positions": line(3)},
-            "Learned",
         ),
         ("attention", {"schemes": []}, "query: Field required"),
         ("attention", {"schemes": [], "window": 10**400}, "window.constrained-int: Input should be less than"),
         (
             "attention",
-            {
-                "schemes": [],
-                **{name: {"shape": [1, 2, 2], "data": [0.0] * 3} for name in ("query", "key", "value")},
-                "positions": line(2),
-            },
+            {"schemes": [], **ZEROS, "query": {"shape": [1, 2, 2], "data": [0.0] * 3}},
             "query of shape (1, 2, 2) must have 4 numbers, got 3",
         ),
+        ("numbers", named("my.py:Mine"), "scheme must be one of"),
+        (
+            "numbers",
+            named("dual_chunk", head_dim=16, chunk=6, local=8),
+            "local must be a whole number within 0..5, got 8",
+        ),
+        ("numbers", named("kerple", num_heads=9999), "num_heads must be at most 4096 here, got 9999"),
+        ("records", {"name": "a", "text": "{}\n"}, "a, line 1, is not a record (kind is missing)"),
+        ("records", {"name": "a", "text": ""}, "a holds nothing that posenc compare or posenc extend measured"),
     ],
 )
 def test_what_the_server_refuses_it_says(address: str, path: str, body: Any, words: str) -> None:
@@ -91,34 +95,41 @@ def test_what_the_server_refuses_it_says(address: str, path: str, body: Any, wor
     assert words in said["error"]
 
 
-def test_the_server_takes_no_other_host(address: str) -> None:
+def test_the_server_takes_no_other_host_and_no_frame(address: str) -> None:
     status, said = ask(address, "minilm", {}, Host="example.com")
     assert (status, said) == (400, "Invalid host header")
+    with urllib.request.urlopen(address) as answer:
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert "frame-ancestors" not in posenc.show(posenc.ALiBi(2))._repr_html_()  # which is in one
 
 
-def send(address: str, headers: str, *parts: bytes) -> tuple[str, str]:
-    """The line of the status and what is said, to a request whose body these parts begin, and which does not end."""
+def send(address: str, headers: str, *parts: bytes) -> tuple[str, Any]:
+    """The status and what is said, to a request whose body these parts begin, and which does not end."""
     place = urlsplit(address)
     with socket.create_connection((place.hostname, place.port), timeout=30) as connection:
         connection.sendall(f"POST /api/minilm HTTP/1.1\r\nHost: {place.netloc}\r\n{headers}\r\n\r\n".encode())
         for part in parts:
             connection.sendall(part)
         head, _, said = connection.recv(2**16).decode().partition("\r\n\r\n")
-        return head.partition("\r\n")[0], said or connection.recv(2**16).decode()
+        return head.partition("\r\n")[0].split()[1], json.loads(said or connection.recv(2**16).decode())["error"]
 
 
-def test_the_server_takes_no_body_that_says_it_is_too_long(address: str) -> None:
-    status, said = send(address, f"Content-Length: {server.MOST_BYTES + 1}", b"{")
-    assert status.startswith("HTTP/1.1 413 ")
-    assert json.loads(said) == {"error": "the body must have at most 33554432 bytes, got 33554433"}
+CHUNK = b"%x\r\n%s\r\n" % (2**11, b" " * 2**11)
 
 
-def test_the_server_stops_at_the_limit_of_a_body_in_chunks(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_BYTES", 2**12)
-    chunk = b"%x\r\n%s\r\n" % (2**11, b" " * 2**11)
-    status, said = send(address, "Transfer-Encoding: chunked", *[chunk] * 3)
-    assert status.startswith("HTTP/1.1 413 ")
-    assert json.loads(said) == {"error": "the body must have at most 4096 bytes, got more"}
+@pytest.mark.parametrize(
+    ("most", "headers", "parts", "said"),
+    [
+        (2**25, f"Content-Length: {2**25 + 1}", [b"{"], "33554432 bytes, got 33554433"),
+        (2**12, "Transfer-Encoding: chunked", [CHUNK] * 3, "4096 bytes, got more"),
+    ],
+)
+def test_the_server_takes_no_body_that_is_too_long(
+    most: int, headers: str, parts: list[bytes], said: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.MOST_BYTES == 2**25
+    monkeypatch.setattr(server, "MOST_BYTES", most)
+    assert send(address, headers, *parts) == ("413", f"the body must have at most {said}")
 
 
 def test_the_server_holds_few_bodies_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,92 +139,70 @@ def test_the_server_holds_few_bodies_at_once(address: str, monkeypatch: pytest.M
         slow.sendall(b" " * 4999)
         assert ask(address, "attention", {"schemes": []})[0] == 422
         monkeypatch.setattr(server, "MOST_HELD", 4000)
-        status, said = send(address, "Content-Length: 9", b"{")
-        assert status.startswith("HTTP/1.1 503 ")
-        assert json.loads(said) == {"error": "other requests hold 4999 bytes, of at most 4000: ask again later"}
+        said = "other requests hold 4999 bytes, of at most 4000: ask again later"
+        assert send(address, "Content-Length: 9", b"{") == ("503", said)
 
 
 def test_the_server_takes_a_body_in_chunks(address: str) -> None:
-    body = json.dumps({"scheme": {"name": "sinusoidal", "options": {"dim": 4}}, "positions": line(2)}).encode()
+    body = json.dumps(table("sinusoidal", dim=4)).encode()
     request = urllib.request.Request(f"{address}api/table", iter([body[:9], body[9:]]))
     request.add_header("content-type", "application/json")
     with urllib.request.urlopen(request) as answer:
         assert json.load(answer)["table"]["shape"] == [2, 4]
 
 
-def test_no_page_may_show_the_servers_in_a_frame(address: str) -> None:
-    with urllib.request.urlopen(address) as answer:
-        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
-    assert "frame-ancestors" not in posenc.show(posenc.ALiBi(2))._repr_html_()  # which is in one
+def test_the_server_has_numbers_of_other_options(address: str) -> None:
+    (entry,) = (entry for entry in posenc.catalog() if entry.name == "query_scale")
+    _, *others = of_entry(entry, whole=True)
+    for wanted in others[:2]:
+        options = {name: value for name, value in wanted["options"].items() if value is not None}
+        assert ask(address, "numbers", named("query_scale", **options)) == (200, wanted)
 
 
-def test_the_server_takes_what_hides_keys_and_what_a_layer_projects(address: str) -> None:
-    q, k, v = torch.randn(3, 1, 6, 4, dtype=torch.float64)
-    gates = torch.randn(1, 6, dtype=torch.float64)
-    positions = posenc.Positions.packed([4, 2])
-    body = {
-        "schemes": [{"name": "fox", "options": {"num_heads": 1}}],
-        **{
-            name: {"shape": list(x.shape), "data": x.flatten().tolist()}
-            for name, x in (("query", q), ("key", k), ("value", v))
-        },
-        "positions": [[p] for p in (0, 1, 2, 3, 0, 1)],
-        "document": [0, 0, 0, 0, 1, 1],
-        "causal": True,
-        "sinks": {"shape": [1], "data": [0.5]},
-        "features": {"forgotten": {"shape": [1, 6], "data": gates.flatten().tolist()}},
-    }
-    encoding = posenc.FoX(1)(positions, dtype=torch.float64).with_projected({"forgotten": gates[None]})
-    windows: list[tuple[dict[str, Any], Any]] = [({"window": [1, 0]}, (1, 0)), ({"chunk": 2}, posenc.Chunk(2))]
-    for given, window in windows:
-        status, said = ask(address, "attention", body | given)
-        assert status == 200
-        expected = posenc.attention(
-            q[None],
-            k[None],
-            v[None],
-            encoding,
-            is_causal=True,
-            window=window,
-            sinks=torch.tensor([0.5], dtype=torch.float64),
-            backend="reference",
+def test_the_server_reads_records_that_are_dropped(address: str) -> None:
+    text = "".join(json.dumps(record) + "\n" for record in made_up.records())
+    status, said = ask(address, "records", {"name": "mine.jsonl", "text": text})
+    assert (status, said["name"], said["schemes"]) == (200, "mine.jsonl", list(made_up.SCHEMES))
+    assert said["task"] in measures()
+
+
+GATES = torch.randn(1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+SINKS = torch.tensor([0.5, 1.0], dtype=torch.float64)
+PACKED = posenc.Positions.packed([4, 2])
+SCALED = [
+    named("rope", head_dim=4, scaling={"kind": "PositionInterpolation", "factor": 2.0}),
+    named("alibi", num_heads=2),
+]
+CALLS: dict[str, tuple[dict[str, Any], Any, dict[str, Any]]] = {
+    "a scaled composition": (
+        {"schemes": SCALED, "positions": line(*range(3, 9))},
+        posenc.RoPE(4, scaling=posenc.PositionInterpolation(2.0)) + posenc.ALiBi(2),
+        {"query_positions": posenc.Positions.arange(6, start=3)},
+    ),
+    **{
+        f"documents, gates, sinks and {given}": (
+            {
+                "schemes": [named("fox", num_heads=2)],
+                "positions": line(0, 1, 2, 3, 0, 1),
+                "document": [0, 0, 0, 0, 1, 1],
+                "sinks": array(SINKS),
+                "features": {"forgotten": array(GATES.expand(2, 6))},
+                **given,
+            },
+            posenc.FoX(2)(PACKED, dtype=torch.float64).with_projected({"forgotten": GATES.expand(1, 2, 6)}),
+            {"sinks": SINKS, "window": window, "backend": "reference"},
         )
-        torch.testing.assert_close(torch.tensor(said["out"]["data"], dtype=torch.float64), expected.flatten())
+        for given, window in (({"window": [1, 0]}, (1, 0)), ({"chunk": 2}, posenc.Chunk(2)))
+    },
+}
 
 
-def test_the_server_computes_with_posenc(address: str) -> None:
-    q, k, v = torch.randn(3, 2, 5, 4, dtype=torch.float64)
-    body = {
-        "schemes": [
-            {"name": "rope", "options": {"head_dim": 4, "scaling": {"kind": "PositionInterpolation", "factor": 2.0}}},
-            {"name": "alibi", "options": {"num_heads": 2}},
-        ],
-        **{
-            name: {"shape": list(x.shape), "data": x.flatten().tolist()}
-            for name, x in (("query", q), ("key", k), ("value", v))
-        },
-        "positions": [[p] for p in (3, 4, 5, 6, 7)],
-        "causal": True,
-    }
-    status, said = ask(address, "attention", body)
+@pytest.mark.parametrize("words", CALLS)
+def test_the_server_computes_with_posenc(words: str, address: str) -> None:
+    body, scheme, how = CALLS[words]
+    q, k, v = torch.randn(3, 2, 6, 4, dtype=torch.float64)
+    given = dict(zip(("query", "key", "value"), map(array, (q, k, v)), strict=True))
+    status, said = ask(address, "attention", {**body, **given, "causal": True})
     assert status == 200
-    scheme = posenc.RoPE(4, scaling=posenc.PositionInterpolation(2.0)) + posenc.ALiBi(2)
-    at = posenc.Positions.arange(5, start=3)
-    wanted = posenc.attention(q[None], k[None], v[None], scheme, query_positions=at, is_causal=True)[0]
-    got = torch.tensor(said["out"]["data"], dtype=torch.float64).reshape(said["out"]["shape"])
-    torch.testing.assert_close(got, wanted)
-
-
-def test_the_server_has_the_cameras_that_the_page_does_not_send(address: str) -> None:
-    x = torch.randn(1, 4, 8, dtype=torch.float64)
-    array = {"shape": [1, 4, 8], "data": x.flatten().tolist()}
-    body = {
-        "schemes": [{"name": "cameras", "options": {"head_dim": 8}}],
-        **dict.fromkeys(("query", "key", "value"), array),
-        "positions": [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]],
-    }
-    status, said = ask(address, "attention", body)
-    assert status == 200
-    scheme = posenc.Cameras(8, torch.eye(4)[None])
-    wanted = posenc.attention(*(x[None],) * 3, scheme, query_positions=posenc.Positions.grid(2, 2, frames=1))[0]
-    torch.testing.assert_close(torch.tensor(said["out"]["data"], dtype=torch.float64).reshape(wanted.shape), wanted)
+    wanted = posenc.attention(q[None], k[None], v[None], scheme, is_causal=True, **how)[0]
+    torch.testing.assert_close(torch.tensor(said["out"]["data"], dtype=torch.float64).view(wanted.shape), wanted)

@@ -1,11 +1,13 @@
 """The catalog: it finds every scheme, entries are true of their schemes, and the documentation shows what they say."""
 
+import ast
 import importlib
 import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from docs import tables
 from posenc import Positions
 from posenc.encoding.features import projected_at_random
 from posenc.schemes.catalog import CATALOG, entries_in
-from posenc.schemes.entry import FORMULA, Entry, Law, Shape
+from posenc.schemes.entry import FORMULA, GIVEN, Entry, Law, Shape
 from tests.rows import in_one_test
 from tests.schemes.test_laws import SHAPE
 
@@ -156,3 +158,30 @@ def test_a_table_takes_the_place_of_the_one_with_the_same_head() -> None:
     assert tables.written(old, new) == "Before.\n\n| a | b |\n|---|---|\n| 5 | 6 |\n\nAfter.\n"
     with pytest.raises(ValueError, match=r"^text must have a table with the head '\| a \| b \|', got none$"):
         tables.written("Before.\n", new)
+
+
+@ENTRIES
+def test_an_example_runs_and_gives_what_a_layer_needs(entry: Entry) -> None:
+    assert f"posenc.{entry.scheme.__name__}(" in entry.example
+    assert 1 <= len(entry.example.splitlines()) <= 3
+    names: dict[str, Any] = {}
+    exec(GIVEN, names)
+    q, x = names["q"], names["x"]
+    *before, last = ast.parse(entry.example).body
+    exec(compile(ast.Module(before, []), entry.name, "exec"), names)
+    if isinstance(last, ast.Expr):
+        out = eval(compile(ast.Expression(last.value), entry.name, "eval"), names)
+        assert out.shape == q.shape
+    else:
+        exec(compile(ast.Module([last], []), entry.name, "exec"), names)
+        out = names["x"]
+        assert out.shape == x.shape
+        assert not torch.equal(out, x)
+    assert out.isfinite().all()
+
+
+@ENTRIES
+def test_an_address_is_whole(entry: Entry) -> None:
+    assert not entry.url or re.fullmatch(r"https://(arxiv\.org/abs/\d{4}\.\d{5}|[a-z./-]+\d*)", entry.url)
+    assert entry.url or entry.paper in ("no paper", "Inkling 2026", "Mistral Large 4, 2026", "DeepSeek-V4, 2026")
+    assert len({other.url for other in CATALOG if other.paper == entry.paper}) == 1

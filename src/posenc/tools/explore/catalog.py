@@ -4,49 +4,37 @@ families, and the evidence."""
 import inspect
 import re
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
 
 import torch
 
 from posenc import schedules
-from posenc.arguments import shown
 from posenc.positions.tiles import Chunk, Window, window_words
 from posenc.rotation.scalings import Proportional
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme
-from posenc.schemes.catalog import CATALOG, entries_of
-from posenc.schemes.entry import GIVEN, Entry, Law
+from posenc.schemes.catalog import CATALOG
+from posenc.schemes.entry import GIVEN, Entry, Law, Shape
 from posenc.tools.choose.evidence import Table, tables
 from posenc.tools.explore import data
 from posenc.tools.explore.mathml import mathml
 from posenc.tools.laws.laws import QUESTIONS
 from posenc.tools.laws.probe import SHAPE
-from posenc.tools.laws.table import audit, definition, head
+from posenc.tools.laws.table import definition, head
 
 GRIDS = {1: None, 2: (8, 8), 3: (4, 4, 4)}
 """The grid that schemes of images and videos are built for, by the number of axes."""
 
 
-def catalog(names: Iterable[str] = ()) -> dict[str, Any]:
-    """The page's data on these schemes, or on the whole catalog, as JSON values.
-
-    The laws of a user's scheme, ``"my.py:MyScheme"``, are measured here; those of the catalog were measured before.
-    ValueError for an unknown name, or a composition.
-    """
-    if isinstance(names, str) or not isinstance(names, Iterable):
-        raise ValueError(f"names must be a sequence of names, got {shown(names)}")
-    chosen = tuple(names)
-    for name in chosen:
-        if len(entries_of(name)) > 1:
-            raise ValueError(f"names must be of one scheme each, got {name!r}")
-    entries = [entries_of(name)[0] for name in chosen] or list(CATALOG)
+def catalog() -> dict[str, Any]:
+    """The page's data on the whole catalog, as JSON values. Laws were measured before."""
     measured = data.laws()
     meanings = {law.value: law.meaning for law in Law} | {question: definition(question) for question in QUESTIONS}
     return {
         "given": GIVEN,
-        "entries": [_entry(entry, measured.get(entry.name)) for entry in entries],
+        "entries": [_entry(entry, measured[entry.name]) for entry in CATALOG],
         "laws": {law: {"head": head(law), "says": says} for law, says in meanings.items()},
         "schedules": families(),
         "evidence": [{**asdict(one), "strength": one.strength} for one in evidence()],
@@ -77,9 +65,9 @@ class Option:
     choices: tuple[str, ...] = ()
 
 
-def options(entry: Entry) -> tuple[Option, ...]:
-    """The arguments of a scheme's class, in order, from its signature and type hints."""
-    shape = replace(SHAPE, max_positions=64, grid=GRIDS[entry.least_axes])
+def options(entry: Entry, shape: Shape | None = None) -> tuple[Option, ...]:
+    """The arguments of a scheme's class, in order, from its signature and type hints; ``built`` for another shape."""
+    shape = shape or replace(SHAPE, max_positions=64, grid=GRIDS[entry.least_axes])
     with torch.random.fork_rng(devices=()):
         built = entry.build(shape)
     parameters = inspect.signature(entry.scheme, eval_str=True).parameters.values()
@@ -127,7 +115,7 @@ def formula(entry: Entry) -> str:
     return mathml(entry.formula, symbols | {"head": "h", "num_heads": "H"} | dict(entry.symbols))
 
 
-def _entry(entry: Entry, measured: dict[str, Any] | None) -> dict[str, Any]:
+def _entry(entry: Entry, measured: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": entry.name,
         "title": entry.title,
@@ -147,7 +135,7 @@ def _entry(entry: Entry, measured: dict[str, Any] | None) -> dict[str, Any]:
         "url": entry.url,
         "users": entry.users,
         "claims": sorted(entry.laws),
-        "measured": data.shown(audit(entry.name)) if measured is None else measured,
+        "measured": measured,
     }
 
 

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.schemes:
         print(f"computing {', '.join(arguments.schemes)}: laws take some seconds each", file=sys.stderr, flush=True)
     try:
-        shown = content(arguments.schemes, arguments.records)
+        shown = content(arguments.schemes, arguments.records, is_saved=arguments.export is not None)
     except ValueError as error:
         return refused(error, "explore")
     if arguments.export is not None:

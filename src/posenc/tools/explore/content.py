@@ -12,7 +12,7 @@ from posenc.tools.choose.said import claims_of, statements_of
 from posenc.tools.explore import data
 from posenc.tools.explore.catalog import catalog
 from posenc.tools.explore.compositions import refused
-from posenc.tools.explore.own import effect, own
+from posenc.tools.explore.numbers import JAVASCRIPT, of_entry, of_own, options_of, own
 from posenc.tools.explore.page import looks
 from posenc.tools.explore.records import measures, summary
 from posenc.tools.laws.probe import SHAPE
@@ -20,14 +20,19 @@ from posenc.tools.laws.table import TABLES
 from posenc.tools.plot.minilm import weights_file
 
 
-def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[str, Any]:
+def content(schemes: Sequence[str] = (), records: Sequence[Path] = (), *, is_saved: bool = False) -> dict[str, Any]:
     """The page's data. ``schemes`` are compositions, or the user's own, ``my.py:MyScheme``; ``records`` folders of
-    posenc compare or extend, which stand before the records that ship with the page. ValueError for a name or a folder
-    that cannot be read."""
+    posenc compare or extend, which stand before the records that ship with the page. With ``is_saved`` it has numbers
+    of more settings of each scheme, as there will be no server to ask. ValueError for a name or a folder that cannot be
+    read."""
     known = catalog()
     catalogued = {entry.name for entry in CATALOG}
     theirs = [own(name) for name in schemes if name not in catalogued]
     entries = theirs + known.pop("entries")
+    numbered = {entry.name: entry for entry in CATALOG if entry.name not in JAVASCRIPT}
+    for entry in entries:
+        if entry["name"] in numbered:
+            entry["options"] = [asdict(option) for option in options_of(numbered[entry["name"]])]
     recorded = [*(summary(folder) for folder in records), *data.records()]
     drawn = [entry["name"] for entry in entries] + [scheme for each in recorded for scheme in each["schemes"]]
     return {
@@ -35,7 +40,8 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[s
         "catalog": entries,
         "refused": refused([entry["name"] for entry in theirs]),
         "minilm": _missing_minilm(),
-        "seen": [effect(name) for name in schemes],
+        "numbers": {name: of_entry(entry, whole=is_saved) for name, entry in numbered.items()}
+        | {entry["name"]: of_own(entry["name"]) for entry in theirs},
         "law_tables": {title: list(laws) for title, laws in TABLES.items()},
         "measured_at": asdict(SHAPE),
         "records": recorded,

@@ -10,6 +10,8 @@ from functools import reduce
 from itertools import pairwise
 from math import isfinite, prod
 from operator import add
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, TypeVar
 
 import torch
@@ -28,9 +30,12 @@ from posenc.arguments import check_name
 from posenc.rotation import scalings
 from posenc.scheme import Scheme
 from posenc.schemes.cameras import around
-from posenc.schemes.catalog import CATALOG
+from posenc.schemes.catalog import CATALOG, entries_of
+from posenc.tools.explore.numbers import SIDE, of_options, options_of
 from posenc.tools.explore.page import STATIC, explorer, policy
+from posenc.tools.explore.records import summary
 from posenc.tools.kit.command import words
+from posenc.tools.kit.records import FILE
 
 MOST_NUMBERS = 2**20  # in a tensor of a request or a response
 MOST_BYTES = 32 * MOST_NUMBERS  # of a request body: a float64 in JSON has up to 24 characters and a comma
@@ -144,6 +149,13 @@ class Attention(_Given):
     features: dict[str, Array] = {}
 
 
+class Recorded(_Given):
+    """The text of a file of records, and its name."""
+
+    name: Annotated[str, Field(max_length=200)]
+    text: str
+
+
 class Table(_Given):
     """A request for the vectors that a scheme adds at positions, with optional segments."""
 
@@ -162,7 +174,7 @@ def build(named: Named) -> Scheme:
     try:
         options = {name: _option(name, value) for name, value in named.options.items()}
         if entry.scheme is posenc.Cameras:  # the page has no others than those of the catalog
-            options["cameras"] = around(1)
+            options["cameras"] = around(SIDE)
         with torch.device("meta"):  # counts the parameters without allocating memory
             learned = sum(parameter.numel() for parameter in entry.scheme(**options).parameters())
         if learned > MOST_NUMBERS:
@@ -253,6 +265,25 @@ def table(given: Table) -> dict[str, Any]:
         return {"table": _answer(scheme(positions, dtype=torch.float64).add(nothing)[0])}
 
 
+def numbers(given: Named) -> dict[str, Any]:
+    """The numbers by which the page draws a scheme that it has no JavaScript of."""
+    build(given)  # which bounds the options
+    (entry,) = entries_of(given.name)
+    usual = {option.name: None for option in options_of(entry)}
+    return of_options(entry, usual | given.options)
+
+
+def records(given: Recorded) -> dict[str, Any]:
+    """What a dropped file of records says, as `posenc.tools.explore.records.summary`."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / FILE
+        path.write_text(given.text, encoding="utf-8")
+        try:
+            return summary(Path(folder)) | {"name": given.name}
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(path), given.name).replace(folder, given.name)) from None
+
+
 def minilm() -> dict[str, Any]:
     """The learned table of all-MiniLM-L6-v2, if its package is installed."""
     from posenc.tools.plot.minilm import learned
@@ -298,6 +329,14 @@ def application(content: Mapping[str, Any]) -> FastAPI:
     @app.post("/api/table")
     def _table(given: Table) -> Any:
         return answered(lambda: table(given))
+
+    @app.post("/api/numbers")
+    def _numbers(given: Named) -> Any:
+        return answered(lambda: numbers(given))
+
+    @app.post("/api/records")
+    def _records(given: Recorded) -> Any:
+        return answered(lambda: records(given))
 
     @app.post("/api/minilm")
     def _minilm() -> Any:

@@ -132,6 +132,12 @@ def _is_cap(piece: Piece) -> bool:
     return piece.formula == "cap"
 
 
+def is_curve(scheme: Scheme) -> bool:
+    """Whether the scheme is a function of the score alone."""
+    pieces = scheme(Positions.arange(2)).pieces if panels.axes_of(scheme) == 1 and scheme.doors == ("score",) else ()
+    return bool(pieces) and all(map(_is_cap, pieces))
+
+
 def _chosen(schemes: Schemes | None, family: str, length: int) -> list["_Panel"]:
     if schemes is not None and not isinstance(schemes, Sequence):
         given = panels.named(schemes, _shape(1, length))
@@ -228,7 +234,7 @@ _MEASURES: dict[str, Callable[[Scheme, Positions], tuple[Tensor, str]]] = {
 
 
 @torch.no_grad()
-def _values_met(scheme: Scheme, length: int) -> Numbers:
+def values_met(scheme: Scheme, length: int) -> Numbers:
     """The mean channel of the attention output if the only key, ``n`` tokens before the query, has a value of ones, for
     n = 0 .. length - 1."""
     x = torch.ones(length, 1, 1, panels.size_of(scheme, "head_dim", 32), dtype=torch.float64)
@@ -240,7 +246,7 @@ def _values_met(scheme: Scheme, length: int) -> Numbers:
 
 
 @torch.no_grad()
-def _capped(scheme: Scheme, scores: Tensor) -> Numbers:
+def capped(scheme: Scheme, scores: Tensor) -> Numbers:
     """The scores after a scheme that is a function of the score alone."""
     encoding = scheme(Positions.arange(len(scores)), Positions.arange(1))
     key = torch.ones(1, 1, 1, 1, dtype=scores.dtype)
@@ -270,8 +276,7 @@ class _Panel:
     def draw(self, figure: Figure, axes: Axes, dark: bool) -> int:
         """Draws the panel. Returns the number of heads that are drawn as separate lines."""
         scheme, positions = self.named.scheme, self.positions
-        pieces = scheme(positions).pieces
-        if pieces and all(map(_is_cap, pieces)):
+        if is_curve(scheme):
             self._curve(axes, dark)
             return 1
         if self.axes == 3:
@@ -295,7 +300,7 @@ class _Panel:
         scheme = self.named.scheme
         if any(rotation.value is not None for rotation in scheme(panels.places(self.length)).rotations):
             axes.lines[0].set_label("score")
-            met = _values_met(scheme, self.length)
+            met = values_met(scheme, self.length)
             axes.plot(-np.arange(self.length), met, color=colors[2], linestyle=panels.DASHES[1], label="value")
             _key(axes)
             what = "score, value"
@@ -330,7 +335,7 @@ class _Panel:
     def _curve(self, axes: Axes, dark: bool) -> None:
         scores = torch.linspace(-200, 200, 201, dtype=torch.float64)
         axes.plot(scores, scores, color=style.theme(dark).faint, linewidth=0.8, linestyle=style.BASELINE)
-        values = _capped(self.named.scheme, scores)
+        values = capped(self.named.scheme, scores)
         axes.plot(scores, values, color=panels.ordered(1, dark)[0])
         _finish(axes, "score before", "score after", scores)
         axes.set_ylim(1.3 * values.min(), 1.3 * values.max())

@@ -169,6 +169,10 @@ export class Card {
                 window.posenc.drawn.add(figure.name);
             });
         } catch (error) {
+            if (error.wait) {
+                error.wait.then(() => this.section.isConnected && this.values === values && this.step(begun));
+                return;
+            }
             this.fail(error.message);
             clearTimeout(this.later); // what was said and checked is of another picture
             [this.said.textContent, this.agreed.textContent, this.doubt.hidden] = ["", "", true];
@@ -180,7 +184,7 @@ export class Card {
     async settle(values, numbers) {
         const said = this.figure.describe(values, numbers, this.app);
         this.said.textContent = said.replace(/(?<![\p{L}\d])-[\d.]+(e-\d+)?|\de-\d+/gu, minus);
-        if (!this.page.data.server || !this.figure.check || this.figure.waits?.(values)) return;
+        if (!this.page.data.server || !this.figure.check) return;
         let [words, doubt] = ["", ""];
         try {
             words = await this.figure.check(values, numbers, this.app);
@@ -196,21 +200,20 @@ export class Card {
      * copy shows that line, a command where it begins with "#". */
     showLines() {
         const { figure, values, app } = this;
-        const waits = figure.waits?.(values) ?? false; // for an answer, which these lines would give away
         const line = figure.line(values, app);
         const use = figure.use?.(values, app) ?? "";
         const isCommand = line.startsWith("# ");
         const proof = isCommand ? line.replace(/^# /gm, "") : imported(line);
         if (use) this.use.show("In your model", imported(use));
         else this.use.show(isCommand ? "The same on the command line" : "The same in posenc", proof);
-        this.use.box.hidden = waits || !(use || line) || this.isPictured("line");
+        this.use.box.hidden = !(use || line) || this.isPictured("line");
         this.line.show(
             isCommand
                 ? "This command draws the same numbers"
                 : "This Python computes the numbers of the figure, and tests compare the two",
             use && proof,
         );
-        this.checked.hidden = waits || !use || !line;
+        this.checked.hidden = !use || !line;
     }
 
     /** Draws, and gives the focus back to what stands in the place of the button that had it. */

@@ -1,19 +1,16 @@
-// Where files of records are dropped, or chosen; every figure that draws records has one, and all show what was added.
+// Where files of records are dropped, or chosen.
 
 import { element } from "posenc/elements.js";
 import { add } from "posenc/records.js";
 
-const figures = new Map(); // by name: what shows records by their number
-
-/** Builds the place into box. */
-export function dropping(box, app, name) {
-    figures.set(name, (records) => app.set({ records, measure: "0" }));
+/** Builds the place into box, where posenc runs behind the page. */
+export function dropping(box, app) {
+    if (!app.server) return;
     const wrong = element("p", { class: "wrong", role: "alert", hidden: true });
     const take = async (files) => {
         wrong.hidden = true;
         try {
-            const last = String(await add(files, app));
-            for (const show of figures.values()) show(last);
+            app.set({ records: String(await add(files, app)), measure: "0" });
         } catch (error) {
             wrong.hidden = false;
             wrong.textContent = error.message;
@@ -34,7 +31,7 @@ export function dropping(box, app, name) {
             {},
             "Files of records, ",
             element("code", {}, "records.jsonl"),
-            ", from a folder of posenc compare or posenc extend: choose them, or drop them here. They stay in this page. ",
+            ", from a folder of posenc compare or posenc extend: choose them, or drop them here. They stay on this machine. ",
             input,
         ),
         wrong,

@@ -5,18 +5,14 @@ import { Heads, dot } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { must } from "posenc/math/check.js";
 import { Positions } from "posenc/math/positions.js";
-import { Softcap } from "posenc/math/score/softcap.js";
 import { Random } from "posenc/random.js";
 
 export const WHAT = {
     add: "inner product ÷ dim",
     rotate: "score of equal tokens",
-    bands: "distance it is turned by",
     bias: "bias",
     factor: "factor",
     content: "change of the score",
-    weights: "attention weight",
-    curve: "score after",
 };
 
 /** Tokens of a line that are drawn, of what goes by more than the distance. */
@@ -25,7 +21,7 @@ export const MOST = 96;
 /** Scores before the scheme, of what looks at them alone. */
 export const SCORES = Float64Array.from({ length: 201 }, (_, n) => 2 * n - 200);
 
-/** By scheme, what it wants a layer to project beside queries and keys: the feature and its width. */
+/** By scheme of the catalog, what it wants a layer to project beside queries and keys: the feature and its width. */
 export const FEATURES = {
     carope: () => ["frequency", 1],
     fox: () => ["forgotten", 1],
@@ -38,24 +34,12 @@ export const FEATURES = {
 export const isForDecoders = (entry, options) =>
     entry.for_decoders || options.form === "causal" || options.bidirectional === false;
 
-/** The one of WHAT that is drawn. */
-export function familyOf(scheme, entry, options) {
-    if (scheme instanceof Softcap) return "curve";
+/** The one of WHAT that is drawn of a scheme in JavaScript. */
+export function familyOf(scheme, { name }) {
     if (scheme.table) return "add";
-    if (entry.name in FEATURES) return "content";
-    if (!scheme.pieces) return scheme.turnedBy ? "bands" : "rotate";
-    const axes = axesOf(entry);
-    const call = callOf(scheme, entry, options, "bias", new Positions([new Array(axes).fill(0)]));
-    const pieces = scheme.pieces({
-        ...call,
-        heads: call.q.heads,
-        queryPositions: call.positions,
-        visible: [1],
-        scale: 1,
-    });
-    if (pieces.some((piece) => piece.weights)) return "weights";
-    if (pieces.some((piece) => piece.kind === "row")) return "content";
-    return pieces.every((piece) => piece.kind === "function") ? "factor" : "bias";
+    if (name in FEATURES || name === "cope") return "content";
+    if (!scheme.pieces) return "rotate";
+    return name === "distance_aware" ? "factor" : "bias";
 }
 
 /** The fewest coordinates of a token that the scheme takes. */
@@ -73,8 +57,8 @@ export function callOf(scheme, entry, options, family, positions, keyPositions =
     const gaussian = (made) => made.set(random.normals(dim));
     const call = { positions, keyPositions, causal: false, features: {} };
     const both = (fill) => ({ q: all(positions.length, fill), k: all(keyPositions.length, fill) });
-    if (["rotate", "bands", "factor"].includes(family)) return { ...call, ...both(alike) };
-    if (["content", "weights", "curve"].includes(family)) {
+    if (["rotate", "factor"].includes(family)) return { ...call, ...both(alike) };
+    if (family === "content") {
         const [feature, width] = FEATURES[entry.name]?.(options) ?? [];
         const projected = (N) => new Heads(heads, N, width, random.normals(heads * N * width));
         const features = feature ? { [feature]: projected(positions.length) } : {};
@@ -91,16 +75,8 @@ export function callOf(scheme, entry, options, family, positions, keyPositions =
 /** The numbers of some queries and all keys, Pairs-like {heads, queries, keys, data}. */
 function numbersOf(scheme, entry, options, family, positions, keyPositions, seed) {
     if (family === "add") return products(scheme.table(positions), scheme.table(keyPositions));
-    if (family === "bands") {
-        const data = new Float64Array(positions.length * keyPositions.length);
-        positions.coords.forEach((x, i) =>
-            keyPositions.coords.forEach((y, j) => (data[i * keyPositions.length + j] = scheme.turnedBy(x, y))),
-        );
-        return { heads: 1, queries: positions.length, keys: keyPositions.length, data };
-    }
     const { q, k, ...call } = callOf(scheme, entry, options, family, positions, keyPositions, seed);
     const scores = logits(scheme, q, k, call);
-    if (family === "weights") scores.data.forEach((x, n) => (scores.data[n] = Math.exp(x)));
     if (family === "content") {
         const plain = logits([], q, k, call);
         plain.data.forEach((x, n) => (scores.data[n] -= x));
@@ -131,9 +107,9 @@ function alike({ heads, data }) {
  * 1 - N .. N - 1, or for each token; between(head) is what lies between these, where that is something. */
 export function ofLine(scheme, entry, options, family, N, seed = 0) {
     const tooMany = `${entry.title} goes by more than the distance: it is drawn for up to ${MOST} tokens, got ${N}`;
-    const isWhole = ["content", "weights"].includes(family);
+    const isWhole = family === "content";
     must(N <= MOST || !isWhole, tooMany);
-    const tokens = entry.name === "segment" ? withSegments(N) : Positions.arange(N);
+    const tokens = Positions.arange(N);
     const all = () => numbersOf(scheme, entry, options, family, tokens, tokens, seed);
     const rows = [...new Set([0, 1, N >> 1, N - 2, N - 1])];
     const whole = isWhole ? all() : null;
@@ -143,12 +119,8 @@ export function ofLine(scheme, entry, options, family, N, seed = 0) {
     if (by === "distance") {
         const row = (head, n) => few.data.subarray((head * rows.length + n) * N, (head * rows.length + n + 1) * N);
         const along = (head) => Float64Array.of(...row(head, rows.length - 1), ...row(head, 0).subarray(1));
-        const matrix = (head) => {
-            const [made, y] = [new Float64Array(N * N), along(head)];
-            for (let i = 0; i < N; i++) made.set(y.subarray(N - 1 - i, 2 * N - 1 - i), i * N);
-            return made;
-        };
-        const isFine = entry.claims.includes("fractional") && N <= FINE_TOKENS && N > 1 && family !== "bands";
+        const matrix = (head) => ofDistances(along(head), N);
+        const isFine = entry.claims.includes("fractional") && N <= FINE_TOKENS && N > 1;
         const between = isFine ? betweenOf(scheme, entry, options, family, N, seed) : () => undefined;
         return { by, heads, matrix, along, between };
     }
@@ -182,21 +154,17 @@ function betweenOf(scheme, entry, options, family, N, seed) {
 }
 
 /** The positions of these tokens alone. */
-function picked(positions, tokens) {
-    const facts = {
-        order: tokens.map((n) => positions.order[n]),
-        segment: positions.segment && tokens.map((n) => positions.segment[n]),
-    };
-    return new Positions(
+const picked = (positions, tokens) =>
+    new Positions(
         tokens.map((n) => positions.at(n)),
-        facts,
+        { order: tokens.map((n) => positions.order[n]) },
     );
-}
 
-/** Tokens in a line, the second half of segment 1. */
-export function withSegments(N) {
-    const line = Array.from({ length: N }, (_, n) => n);
-    return new Positions(line, { segment: line.map((n) => Number(n >= N / 2)) });
+/** The matrix of N tokens of what goes by the distance. */
+export function ofDistances(along, N) {
+    const made = new Float64Array(N * N);
+    for (let i = 0; i < N; i++) made.set(along.subarray(N - 1 - i, 2 * N - 1 - i), i * N);
+    return made;
 }
 
 /** What these queries' rows go by: the "distance", the "key", the "query", or "" where by more than one of these. */
@@ -257,34 +225,10 @@ export function ofGrid(scheme, entry, options, family, side, seed = 0) {
             frame.slice(middle * side, (middle + 1) * side),
         ];
         return [
-            ...(times ? [{ name: entry.name === "cameras" ? "views apart" : "frames apart", y: of(times, head) }] : []),
+            ...(times ? [{ name: "frames apart", y: of(times, head) }] : []),
             { name: "rows apart", y: row },
             { name: "columns apart", y: column },
         ];
     };
     return { x, middle, heads: alike(scores) ? 1 : scores.heads, matrix: (head) => of(scores, head), lines };
-}
-
-/** What a score becomes, of a scheme that looks at nothing else. */
-export function ofScores(scheme, x) {
-    const q = new Heads(1, x.length, 1, Float64Array.from(x));
-    return logits(scheme, q, new Heads(1, 1, 1, Float64Array.of(1)), {
-        scale: 1,
-        positions: Positions.arange(x.length),
-        keyPositions: Positions.arange(1),
-    }).data;
-}
-
-/** How much of a value arrives, along itself, where values turn too: for the distances key less query in x. */
-export function ofValues(scheme, options, x) {
-    const all = (tokens, fill) => new Heads(1, tokens, options.head_dim).map(options.head_dim, fill);
-    const turned = scheme.rotateValue(
-        all(1, (made) => made.fill(1)),
-        new Positions([0]),
-    ).data;
-    const out = scheme.rotateOutput(
-        all(x.length, (made) => made.set(turned)),
-        new Positions(x.map((r) => -r)),
-    );
-    return x.map((_, n) => out.at(0, n).reduce((sum, part) => sum + part, 0) / options.head_dim);
 }

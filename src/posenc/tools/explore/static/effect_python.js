@@ -1,16 +1,16 @@
 // What a scheme does to every two tokens, in Python: the same numbers as effect.js has.
 
-import { SCORES, axesOf, callOf, ofGrid, ofLine, ofScores } from "posenc/effect.js";
+import { axesOf, callOf, ofGrid, ofLine } from "posenc/effect.js";
 import { attend } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
-import { learnedOf, literal, python } from "posenc/options.js";
+import { learnedOf, python } from "posenc/options.js";
 
 const DOUBLE = "dtype=torch.float64";
 
 /** Whether it begins with numbers that PyTorch would draw otherwise. */
 export function isDrawn({ entry, options }) {
     const learned = Object.values(learnedOf(entry, options));
-    const isNot = ({ std, uniform, draw, fill }) => std || uniform || draw || Math.fround(fill) !== fill;
+    const isNot = ({ std, uniform, fill }) => std || uniform || Math.fround(fill) !== fill;
     return entry.name === "cope" || learned.some(isNot);
 }
 
@@ -28,19 +28,17 @@ export function comparedOf(one, { tokens, side, head }) {
         const count = Object.values(parameters).reduce((sum, { data }) => sum + data.length, 0);
         return { shape: [], data: Float64Array.of(count) };
     }
-    if (family === "curve") return { shape: [SCORES.length], data: ofScores(scheme, SCORES) };
     if (axesOf(entry) > 1) {
         return { shape: [side, side], data: ofGrid(scheme, entry, options, family, side).matrix(head - 1) };
     }
     const shape = [tokens, tokens];
-    if (!["content", "weights"].includes(family)) {
+    if (family !== "content") {
         return { shape, data: ofLine(scheme, entry, options, family, tokens).matrix(head - 1) };
     }
     const { q, k, features } = callOf(scheme, entry, options, family, Positions.arange(tokens));
     for (const { data } of [q, k, ...Object.values(features)]) data.fill(0);
     const { logits } = attend(scheme, q, k, k, { causal: true, features });
-    const data = logits.data.slice((head - 1) * tokens ** 2, head * tokens ** 2);
-    return { shape, data: family === "weights" ? data.map(Math.exp) : data };
+    return { shape, data: logits.data.slice((head - 1) * tokens ** 2, head * tokens ** 2) };
 }
 
 const COUNTED = [
@@ -75,27 +73,10 @@ const FAMILIES = {
         `x = torch.full((1, ${heads}, ${N}, ${dim}), ${dim} ** -0.25, ${DOUBLE})`,
         `${logits("x", "x")}${at}`,
     ],
-    bands({ scheme, options }, { dim, N, places, at, logits }) {
-        const first = scheme.layout === "half" ? dim / 2 - 1 : dim - 2;
-        return [
-            places,
-            `x, y = torch.zeros(2, 1, 1, ${N}, ${dim}, ${DOUBLE})`,
-            `x[..., ${first}] = y[..., ${dim - 1}] = 1  # the slowest pair, of angle theta per token`,
-            `theta = ${literal(options.base)} ** (2 / ${dim} - 1)`,
-            `sin, cos = (${logits("x", "z", ", scale=1.0")} for z in (y, x))`,
-            `(torch.atan2(sin, cos) / theta)${at}`,
-        ];
-    },
     bias: (_, { heads, dim, N, places, at, logits }) => [
         places,
         `x = torch.zeros(1, ${heads}, ${N}, ${dim}, ${DOUBLE})`,
         `${logits("x", "x")}${at}`,
-    ],
-    curve: () => [
-        "positions = posenc.Positions.arange(201)",
-        `scores = torch.arange(-200, 201, 2, ${DOUBLE})[None, None, :, None]`,
-        `one = torch.ones(1, 1, 1, 1, ${DOUBLE})`,
-        "posenc.logits(scores, one, scheme, query_positions=positions, key_positions=positions[:1], scale=1.0)[0, 0, :, 0]",
     ],
     content({ scheme, entry, options, family }, { heads, dim, N, at }) {
         const [[feature, { dim: width } = {}] = []] = Object.entries(
@@ -108,9 +89,5 @@ const FAMILIES = {
             `encoding = scheme(posenc.Positions.arange(${N}), ${DOUBLE})${feature ? `.with_projected(${projected})` : ""}`,
             `posenc.logits(x, x, encoding, is_causal=True)${at}`,
         ];
-    },
-    weights(one, call) {
-        const lines = FAMILIES.content(one, call);
-        return [...lines.slice(0, -1), `${lines.at(-1)}.exp()`];
     },
 };

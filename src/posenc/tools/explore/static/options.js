@@ -1,7 +1,6 @@
 // A scheme of the catalog, chosen and set by controls: its options live in one value of a figure, `options`, as
 // "num_heads:12 form:directed", which holds only what is not as the catalog builds it.
 
-import { Kept } from "posenc/kept.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { drawnParameters, Random } from "posenc/random.js";
 
@@ -41,13 +40,11 @@ export function schemeControl(app, { name = "scheme", label = "scheme", filter =
 }
 
 /** The options of an entry: as the catalog builds it, with `sizes` {num_heads, head_dim, dim, …} put in where it takes
- * them and is not one of the user's own, and what `text` says put over both. Names what the scheme does not take. */
+ * them and is not drawn by numbers, and what `text` says put over both. Names what the scheme does not take. */
 export function optionsOf(entry, text = "", sizes = {}) {
+    const isSized = entry.name in SCHEMES;
     const options = Object.fromEntries(
-        entry.options.map(({ name, built }) => [
-            name,
-            name in sizes && built !== null && !entry.own ? sizes[name] : built,
-        ]),
+        entry.options.map(({ name, built }) => [name, isSized && name in sizes && built !== null ? sizes[name] : built]),
     );
     for (const part of text.split(" ").filter(Boolean)) {
         const [name, ...rest] = part.split(":");
@@ -104,8 +101,9 @@ const RANGES = {
     extent: { min: 8, max: 512, log: true, step: 1 },
 };
 
-/** Controls for the options of an entry but those in `without`, named "options.NAME". */
-export function optionControls(entry, options, without = []) {
+/** Controls for the options of an entry but those in `without`, named "options.NAME"; of one whose `values(name)` are
+ * few, a list of these. */
+export function optionControls(entry, options, without = [], values = () => null) {
     return entry.options
         .filter(
             ({ name, kind }) =>
@@ -113,8 +111,11 @@ export function optionControls(entry, options, without = []) {
                 options[name] !== null &&
                 (kind === "bool" || kind === "choice" || (name in RANGES && (kind === "int" || kind === "float"))),
         )
-        .map(({ name, kind, choices }) => {
+        .map(({ name, kind, choices }) => ({ name, kind, choices, few: kind === "bool" ? null : values(name) }))
+        .filter(({ few }) => few === null || few.length > 1)
+        .map(({ name, kind, choices, few }) => {
             const control = { name: `options.${name}`, label: name };
+            if (few) return { ...control, kind: "choice", choices: few.map(String) };
             if (kind === "bool") return { ...control, kind: "check" };
             if (kind === "choice") return { ...control, kind: "choice", choices };
             return { ...control, kind: "range", ...RANGES[name] };
@@ -134,16 +135,14 @@ export function change(values, name, value) {
     return { ...values, options: [...parts, `${key}:${value}`].join(" ") };
 }
 
-/** The scheme in JavaScript, with these learned numbers; one of the user's own as posenc computed it. */
-export function schemeOf(entry, options, parameters = {}) {
-    return entry.own ? new Kept(entry) : new SCHEMES[entry.name](options, parameters);
-}
+/** The scheme in JavaScript, with these learned numbers. */
+export const schemeOf = (entry, options, parameters = {}) => new SCHEMES[entry.name](options, parameters);
 
-/** What the scheme learns, by name; nothing of one of the user's own, which is kept with its numbers. */
-export const learnedOf = (entry, options) => (entry.own ? {} : SCHEMES[entry.name].learned(options));
+/** What the scheme learns, by name; nothing of one that is drawn by numbers. */
+export const learnedOf = (entry, options) => SCHEMES[entry.name]?.learned(options) ?? {};
 
 /** The sentence of a `check` that has nothing to compare. */
-export const OWN = "posenc computed what this scheme adds, turns and biases, and the page goes on from there";
+export const COMPUTED = "posenc computed what this scheme adds, turns and biases, and the page goes on from there";
 
 /** {name: {shape, data}} of what the scheme learns, as it is before training, and `spread` about what begins as a
  * constant. */
@@ -175,11 +174,11 @@ export function python(entry, options) {
     return `posenc.${entry.signature.split("(")[0]}(${given.join(", ")})`;
 }
 
-/** The imports of the user's own schemes among these, and the seed of what they learn. */
+/** The imports of schemes among these that are drawn by numbers, and the seed of what they learn. */
 export const imports = (entries) =>
     entries
-        .filter(({ own }) => own)
-        .map(({ own }) => `${own.imports}${own.imports && "\n"}torch.manual_seed(0)\n`)
+        .filter(({ name }) => !(name in SCHEMES))
+        .map(({ own: { imports: lines } = { imports: "" } }) => `${lines}${lines && "\n"}torch.manual_seed(0)\n`)
         .join("");
 
 /** A value as Python writes it. */

@@ -37,13 +37,10 @@ export class Random {
 }
 
 /** Parameters {name: {shape, data}} as `learned` of a scheme says they begin: each has a `fill`, the `std` of
- * N(0, std^2), the bounds of a `uniform` draw, or a function `draw(random)` of its own. */
+ * N(0, std^2), or the bounds of a `uniform` draw. */
 export function drawnParameters(learned, random) {
-    const draw = ({ shape, fill, std, uniform, draw: own }) => {
+    const draw = ({ shape, fill, std, uniform }) => {
         const size = shape.reduce((a, b) => a * b, 1);
-        if (own) {
-            return own(random);
-        }
         const one = uniform ? () => random.uniform(...uniform) : std ? () => random.normal(std) : () => fill;
         const data = new Float64Array(size);
         for (let n = 0; n < size; n++) data[n] = one(); // much faster than Float64Array.from

@@ -1,8 +1,10 @@
 // A sentence whose words can be moved: which order they stand in, their attention with schemes, and the Python for it.
 
 import { FEATURES, isForDecoders } from "posenc/effect.js";
+import { Kept } from "posenc/kept.js";
 import { attend } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
+import { isByNumbers, noteOf, numbersOf } from "posenc/numbers.js";
 import * as given from "posenc/options.js";
 import { Random } from "posenc/random.js";
 import { NORMALS, embedded, normals, projected, wordsOf } from "posenc/words.js";
@@ -30,7 +32,14 @@ export function chosen({ text, word, order: places, scheme: name, options: said,
     const entry = given.entryOf(app, name);
     if (!takes(entry))
         throw new RangeError(`scheme must be one that tells the words of a line apart, got ${entry.title}`);
-    const options = given.optionsOf(entry, said, SIZES);
+    const wanted = given.optionsOf(entry, said, SIZES);
+    const counted = { words, order, entry, learned: [], parameters: {} };
+    if (isByNumbers(entry)) {
+        const { options, kept } = numbersOf(entry, app, wanted);
+        const scheme = new Kept(entry, kept);
+        return { ...counted, options: entry.own ? wanted : options, scheme, note: noteOf(entry, app, wanted) };
+    }
+    const options = wanted;
     const learned = Object.entries(given.learnedOf(entry, options)).map(([of, { shape, fill, uniform }]) => ({
         of,
         shape,
@@ -45,7 +54,7 @@ export function chosen({ text, word, order: places, scheme: name, options: said,
             return [of, { shape, data }];
         }),
     );
-    return { words, order, entry, options, learned, parameters, scheme: given.schemeOf(entry, options, parameters) };
+    return { ...counted, options, learned, parameters, scheme: given.schemeOf(entry, options, parameters) };
 }
 
 /** {q, k, v, logits, weights, out} of words in their order, with schemes. */
@@ -124,10 +133,7 @@ for name, learned in scheme.named_parameters():
     const hiding = `
     hidden = torch.ones(len(words), len(words), dtype=torch.bool).triu(1)
     scores = scores.masked_fill(hidden, -math.inf)`;
-    // Stick-breaking's scores are the logarithms of its weights.
-    const softmax =
-        entry.name === "stick_breaking" ? "(scores.exp() if scheme else scores.softmax(-1))" : "scores.softmax(-1)";
-    const weights = `${softmax}${causal ? ".masked_fill(hidden, math.nan)" : ""}`;
+    const weights = `scores.softmax(-1)${causal ? ".masked_fill(hidden, math.nan)" : ""}`;
     return `${NORMALS}
 ${given.imports([entry])}words = [${order.map((n) => JSON.stringify(words[n].key)).join(", ")}]
 positions = posenc.Positions.arange(len(words))

@@ -4,20 +4,19 @@ import { element } from "posenc/elements.js";
 import { Matrix, dot } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
 import { drawn } from "posenc/math/special.js";
+import { isByNumbers, noteOf, numbersOf, settingOf, usualOf, valuesOf } from "posenc/numbers.js";
 import * as options from "posenc/options.js";
 import { added, use } from "posenc/use.js";
 
 export const MINILM = "minilm"; // the table of all-MiniLM-L6-v2, which posenc reads where its package is installed
 const MINILM_SIZES = { tokens: 512, dim: 384 };
-export const FORMULAS = ["sinusoidal", "fourier_features", "exponential_decay"];
 const HIDDEN = ["dim", "axes", "learned", "hidden", "max_positions"]; // options that these figures set themselves
 
-/** The control that chooses the scheme: formulas, and tables with `tables`, in the words of the catalog. */
-export function schemeControl(app, { tables = false, but = [] } = {}) {
+/** The control that chooses the scheme, in the words of the catalog: those that add vectors by the position. */
+export function schemeControl(app) {
     const titles = { learned: "Learned, before training", [MINILM]: "Learned, in all-MiniLM-L6-v2" };
-    const names = [...FORMULAS, ...(tables ? ["learned", MINILM] : [])].filter((name) => !but.includes(name));
-    const own = tables ? app.catalog.filter((entry) => entry.own?.table).map(({ name }) => name) : [];
-    const choices = [...names, ...own].map((value) => ({
+    const computed = app.catalog.filter((entry) => isByNumbers(entry) && usualOf(entry, app).kept.table);
+    const choices = ["sinusoidal", "learned", MINILM, ...computed.map(({ name }) => name)].map((value) => ({
         value,
         name: titles[value] ?? options.entryOf(app, value).title,
     }));
@@ -28,91 +27,111 @@ export function schemeControl(app, { tables = false, but = [] } = {}) {
 export function ownControls(values, app) {
     if (values.scheme === MINILM) return [];
     const { entry, options: given } = setting(values, app);
-    return options.optionControls(entry, given, HIDDEN);
+    return options.optionControls(entry, given, HIDDEN, (name) =>
+        isByNumbers(entry) ? valuesOf(entry, name, app) : null,
+    );
+}
+
+/** What moving a control makes of the values. */
+export function change(values, name, value, app) {
+    const entry = values.scheme !== MINILM && options.entryOf(app, values.scheme);
+    if (entry && name.startsWith("options.") && isByNumbers(entry) && !app.server)
+        return { ...values, options: settingOf(entry, name.replace("options.", ""), value, app) };
+    return options.change(values, name, value);
 }
 
 export const shown = (values, app) =>
     values.scheme === MINILM ? {} : options.optionValues(setting(values, app).options);
 
-const ownOf = ({ scheme }, app) => app.catalog.find(({ name }) => name === scheme)?.own;
+/** The sizes of a table that is as it is, a model's or one that posenc has computed; null of a scheme that has any. */
+export function sizesOf({ scheme }, app) {
+    if (scheme === MINILM) return MINILM_SIZES;
+    const entry = options.entryOf(app, scheme);
+    if (!isByNumbers(entry)) return null;
+    const { tokens, table } = usualOf(entry, app).kept;
+    return { tokens, dim: table.length / tokens };
+}
 
-/** The sizes of a table that is as it is, a model's or one of the user's own; null of a scheme that has any. */
-export function sizesOf(values, app) {
-    if (values.scheme === MINILM) return MINILM_SIZES;
-    const own = ownOf(values, app);
-    return own ? { tokens: own.tokens, dim: own.table.length / own.tokens } : null;
+/** What a saved page says of the settings that it has. */
+export function noteOn({ scheme, options: text }, app) {
+    if (scheme === MINILM) return "";
+    const entry = options.entryOf(app, scheme);
+    return noteOf(entry, app, options.optionsOf(entry, text));
 }
 
 /** How many positions and dimensions there can be. */
 export const limits = (values, most, app) => sizesOf(values, app) ?? most;
 
-function setting({ scheme, dim, tokens, options: text }, app, axes = 1) {
+/** The entry and its options; `kept`, of a scheme that is drawn by numbers, has those of the table. */
+function setting({ scheme, dim, tokens, options: text }, app) {
     const entry = options.entryOf(app, scheme);
-    return { entry, options: options.optionsOf(entry, text, { dim, axes, max_positions: tokens }) };
+    const wanted = options.optionsOf(entry, text, { dim, axes: 1, max_positions: tokens });
+    if (!isByNumbers(entry) || entry.own || app.server) return { entry, options: wanted };
+    return { entry, options: numbersOf(entry, app, wanted).options };
 }
 
-/** The scheme, with one coordinate of a token or two. */
-export function schemeOf(values, app, axes = 1) {
-    const { entry, options: given } = setting(values, app, axes);
+/** The scheme, of one that is not drawn by numbers. */
+export function schemeOf(values, app) {
+    const { entry, options: given } = setting(values, app);
     return options.schemeOf(entry, given, entry.name === "learned" ? { weight: before(given) } : {});
 }
 
-/** The table, a Matrix (tokens, dim): of the first positions, or of the patches of a grid {rows, columns}. */
-export function vectors(values, app, grid = null) {
-    if (values.scheme === MINILM) return ofMiniLM(values, app);
-    const positions = grid ? Positions.grid(grid.rows, grid.columns) : Positions.arange(values.tokens);
-    return schemeOf(values, app, grid ? 2 : 1).table(positions);
+/** The table of the first positions, a Matrix (tokens, dim). */
+export function vectors(values, app) {
+    const { scheme, tokens } = values;
+    if (scheme === MINILM) return ofMiniLM(values, app);
+    const { entry, options: given } = setting(values, app);
+    if (!isByNumbers(entry)) return schemeOf(values, app).table(Positions.arange(tokens));
+    const { kept } = numbersOf(entry, app, given);
+    const columns = kept.table.length / kept.tokens;
+    return new Matrix(tokens, columns, Float64Array.from(kept.table.slice(0, tokens * columns)));
 }
 
 /** Python that makes the same table, named P. */
-export function python(values, app, grid = null) {
+export function python(values, app) {
     const { scheme, tokens, dim } = values;
     if (scheme === MINILM)
         return `from posenc.tools.plot.minilm import learned\nP = learned().weight.detach().double()[:${tokens}]`;
-    if (ownOf(values, app)) {
-        const entry = options.entryOf(app, scheme);
+    const { entry, options: given } = setting(values, app);
+    if (isByNumbers(entry)) {
         const zeros = `torch.zeros(1, ${tokens}, ${sizesOf(values, app).dim}, dtype=torch.float64)`;
         return (
-            `${options.imports([entry])}encoding = ${options.python(entry)}(posenc.Positions.arange(${tokens}), dtype=torch.float64)\n` +
+            `${options.imports([entry])}encoding = ${options.python(entry, given)}(posenc.Positions.arange(${tokens}), dtype=torch.float64)\n` +
             `P = encoding.add(${zeros})[0].detach()`
         );
     }
     if (scheme === "learned") {
         return `from posenc.rotation.phases import drawn\n# So a posenc.Learned(${tokens}, ${dim}) may begin:\nP = 0.02 * drawn(${tokens * dim}, 0).view(${tokens}, ${dim})`;
     }
-    const { entry, options: given } = setting(values, app, grid ? 2 : 1);
-    const positions = grid ? `grid(${grid.rows}, ${grid.columns})` : `arange(${tokens})`;
-    return `scheme = ${options.python(entry, given)}\nP = scheme.table(posenc.Positions.${positions}, torch.float64)[0]`;
+    return `scheme = ${options.python(entry, given)}\nP = scheme.table(posenc.Positions.arange(${tokens}), torch.float64)[0]`;
 }
 
 /** The vectors added to the tokens of a model, in Python. */
-export function useOf(values, app, grid = null) {
+export function useOf(values, app) {
+    const { tokens } = values;
     if (values.scheme === MINILM) {
-        const { tokens, dim } = MINILM_SIZES;
-        return added(`posenc.Learned(max_positions=${tokens}, dim=${dim})`, { tokens: values.tokens, dim });
+        const { dim } = MINILM_SIZES;
+        return added(`posenc.Learned(max_positions=${MINILM_SIZES.tokens}, dim=${dim})`, { tokens, dim });
     }
-    const { entry, options: given } = setting(values, app, grid ? 2 : 1);
-    const positions = grid && `posenc.Positions.grid(${grid.rows}, ${grid.columns})`;
-    if (entry.own) return use([{ entry, options: given }], { tokens: values.tokens });
-    const tokens = grid ? grid.rows * grid.columns : values.tokens;
-    return added(options.python(entry, given), { tokens, dim: given.dim, ...(grid && { positions }) });
+    const { entry, options: given } = setting(values, app);
+    if (entry.own) return use([{ entry, options: given }], { tokens });
+    return added(options.python(entry, given), { tokens, dim: given.dim });
 }
 
 /** posenc's own numbers for up to `most` of the positions: {rows, data}; null where those drawn came from posenc. */
-export async function fromPosenc(values, app, grid = null, most = 32) {
+export async function fromPosenc(values, app, most = 32) {
     if (values.scheme === MINILM) {
         const { missing } = ofMiniLM(values, app);
         if (missing) throw new Error(missing);
         return null;
     }
-    if (ownOf(values, app)) return null;
-    const positions = grid ? Positions.grid(grid.rows, grid.columns) : Positions.arange(values.tokens);
-    const rows = Math.min(most, positions.length);
-    const { entry, options: given } = setting({ ...values, tokens: rows }, app, grid ? 2 : 1);
+    const rows = Math.min(most, values.tokens);
+    const { entry, options: given } = setting({ ...values, tokens: rows }, app);
+    if (isByNumbers(entry)) return null;
     const parameters = entry.name === "learned" ? { weight: before(given) } : {};
     const { table } = await app.ask("table", {
         scheme: options.named(entry, given, parameters),
-        positions: Array.from({ length: rows }, (_, token) => Array.from(positions.at(token))),
+        positions: Array.from({ length: rows }, (_, token) => [token]),
     });
     return { rows, data: table.data };
 }

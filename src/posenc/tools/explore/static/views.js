@@ -5,16 +5,9 @@ import { figure as biasByDistance } from "posenc/figures/bias-by-distance.js";
 import { figure as clocks } from "posenc/figures/clocks.js";
 import { figure as distanceAware } from "posenc/figures/distance-aware.js";
 import { figure as doors } from "posenc/figures/doors.js";
-import { figure as fox } from "posenc/figures/fox.js";
 import { figure as laws } from "posenc/figures/laws.js";
-import { figure as lengthCost } from "posenc/figures/length-cost.js";
 import { figure as lengthCurves } from "posenc/figures/length-curves.js";
-import { figure as linearMap } from "posenc/figures/linear-map.js";
 import { figure as pairLayouts } from "posenc/figures/pair-layouts.js";
-import { figure as predictChannel } from "posenc/figures/predict-channel.js";
-import { figure as predictFar } from "posenc/figures/predict-far.js";
-import { figure as predictOrder } from "posenc/figures/predict-order.js";
-import { figure as product } from "posenc/figures/product.js";
 import { figure as relative2d } from "posenc/figures/relative-2d.js";
 import { figure as ropeDecay } from "posenc/figures/rope-decay.js";
 import { figure as scalings } from "posenc/figures/scalings.js";
@@ -23,10 +16,7 @@ import { figure as scheme } from "posenc/figures/scheme.js";
 import { figure as seen } from "posenc/figures/seen.js";
 import { figure as sentence } from "posenc/figures/sentence.js";
 import { figure as similarity } from "posenc/figures/similarity.js";
-import { figure as transformerXL } from "posenc/figures/transformer-xl.js";
-import { figure as vectorLines } from "posenc/figures/vector-lines.js";
 import { figure as vectorTable } from "posenc/figures/vector-table.js";
-import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
 import { figure as which } from "posenc/figures/which.js";
 import { figure as windows } from "posenc/figures/windows.js";
 import * as add from "posenc/steps/add.js";
@@ -55,25 +45,25 @@ export const VIEWS = [
         name: "where",
         title: "Where position enters",
         about: "Attention sees a set of tokens. What tells it their places comes in through four doors, and not in every layer alike.",
-        figures: [doors, predictOrder, schedule],
+        figures: [doors, schedule],
     },
     {
         name: "vectors",
         title: "Vectors",
         about: "What is added to the input: a vector for each position, by a formula or out of a table that is learned.",
-        figures: [vectorLines, vectorTable, similarity, vectors2d, linearMap],
+        figures: [vectorTable, similarity],
     },
     {
         name: "rotation",
         title: "Rotation",
         about: "Queries and keys turned by their positions, pair by pair, so that their product goes by the distance.",
-        figures: [predictChannel, clocks, pairLayouts, product, predictFar, ropeDecay, allocation, scalings],
+        figures: [clocks, pairLayouts, ropeDecay, allocation, scalings],
     },
     {
         name: "scores",
         title: "Scores",
         about: "What a scheme adds to the score of a query and a key, or does to it, before the softmax.",
-        figures: [scheme, biasByDistance, windows, transformerXL, distanceAware, relative2d, fox, seen],
+        figures: [scheme, biasByDistance, windows, distanceAware, relative2d, seen],
     },
     {
         name: "sentence",
@@ -85,7 +75,7 @@ export const VIEWS = [
         name: "length",
         title: "Length",
         about: "What models do past the length that they were trained at, measured by posenc compare and posenc extend: the study's curves, and those of your own records.",
-        figures: [lengthCurves, lengthCost],
+        figures: [lengthCurves],
     },
     {
         name: "laws",

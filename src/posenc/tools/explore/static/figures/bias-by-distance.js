@@ -4,13 +4,13 @@ import { callOf } from "posenc/effect.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
+import { isByNumbers, usualOf } from "posenc/numbers.js";
 import { agreed, apart, arrayOf, entryOf, named, optionsOf, parametersOf, python, schemeOf } from "posenc/options.js";
-import { Random } from "posenc/random.js";
 import { use } from "posenc/use.js";
 import { WEIGHED, weighed } from "posenc/weighed.js";
 
 const FREE = ["alibi", "sandwich"]; // nothing is learned
-const NAMES = [...FREE, "kerple", "t5", "fire", "fox", "inkling", "shaw", "relative_1d", "transformer_xl", "deberta"];
+const NAMES = [...FREE, "kerple", "t5", "fire", "fox", "shaw"];
 const HEADS = 4;
 const SPARE = [
     [2, 2],
@@ -19,35 +19,38 @@ const SPARE = [
     [8, 2, 2, 2, 2, 2],
 ]; // dashes of lines whose own look is taken
 
-/** What the query at a distance of that many tokens adds to the scores of the keys 0 .. distance; what a layer projects
- * tokens to, the same of all: FoX's gates are all open by `gate`, Inkling's profile is a Gaussian vector. */
+/** What the query at a distance of that many tokens adds to the scores of the keys 0 .. distance; FoX's gates are all
+ * open by `gate`. */
 function call(name, app, { distance, gate, draw }) {
     const entry = entryOf(app, name);
     const options = optionsOf(entry, "", { num_heads: HEADS, max_positions: distance + 1 });
+    if (isByNumbers(entry)) return { entry, options };
     const parameters = parametersOf(entry, options, { seed: draw });
     const keys = Positions.arange(distance + 1);
     const scheme = schemeOf(entry, options, parameters);
     const made = callOf(scheme, entry, options, "bias", keys.slice(distance), keys, draw);
     const forgotten = new Heads(HEADS, distance + 1, 1).map(1, (to) => to.fill(Math.log(gate / (1 - gate))));
-    const profile = new Heads(HEADS, 1, options.width ?? 1, new Random(draw).normals(HEADS * (options.width ?? 1)));
-    return {
-        entry,
-        options,
-        parameters,
-        scheme,
-        ...made,
-        features: { fox: { forgotten }, inkling: { profile } }[name] ?? {},
-    };
+    return { entry, options, parameters, scheme, ...made, features: name === "fox" ? { forgotten } : {} };
 }
 
 /** The bias at the distances 0 .. distance, in one head. */
 function biasOf(name, state, app) {
+    const entry = entryOf(app, name);
+    if (isByNumbers(entry)) return computed(entry, state, app);
     const { scheme, q, k, ...rest } = call(name, app, state);
     const scores = logits(scheme, q, k, rest);
     return scores
         .row(Math.min(state.head, scores.heads) - 1, 0)
         .slice()
         .reverse();
+}
+
+/** The same as far as posenc has computed it. */
+function computed(entry, { distance, head }, app) {
+    const { shape, data } = usualOf(entry, app).kept.bias;
+    const far = (shape[1] - 1) / 2;
+    const start = (Math.min(head, shape[0]) - 1) * shape[1];
+    return Float64Array.from({ length: distance + 1 }, (_, n) => (n > far ? NaN : (data[start + far - n] ?? -Infinity)));
 }
 
 /** These looks, of which one that another line has already takes dashes that none has. */
@@ -61,20 +64,10 @@ function told(looks) {
 }
 
 /** The user's own schemes that add a bias by the distance, and do no more. */
-const biased = ({ catalog }) =>
-    catalog.filter(({ own, doors }) => own?.bias?.shape.length === 2 && doors.join() === "score");
-
-/** Their bias, as far as posenc has computed it. */
-function ownBiases({ distance, head, own }, app) {
-    return (own ? biased(app) : []).map((entry) => {
-        const { tokens, bias } = entry.own;
-        const start = (Math.min(head, bias.shape[0]) - 1) * (2 * tokens - 1);
-        const y = Float64Array.from({ length: distance + 1 }, (_, n) =>
-            n < tokens ? (bias.data[start + tokens - 1 - n] ?? -Infinity) : NaN,
-        );
-        return { scheme: entry.name, name: entry.title, y };
-    });
-}
+const biased = (app) =>
+    app.catalog.filter(
+        (entry) => entry.own && entry.doors.join() === "score" && usualOf(entry, app).kept.bias?.shape.length === 2,
+    );
 
 export const figure = {
     name: "bias-by-distance",
@@ -126,7 +119,11 @@ export const figure = {
                     name: entryOf(app, name).title,
                     y: biasOf(name, state, app),
                 })),
-                ...ownBiases(state, app),
+                ...(state.own ? biased(app) : []).map((entry) => ({
+                    scheme: entry.name,
+                    name: entry.title,
+                    y: computed(entry, state, app),
+                })),
             ],
         };
     },
@@ -180,7 +177,7 @@ export const figure = {
     async check(state, numbers, app) {
         const small = { ...state, distance: Math.min(state.distance, 31) };
         let [count, most] = [0, 0];
-        for (const name of NAMES.filter((one) => state[one] && !["fox", "inkling"].includes(one))) {
+        for (const name of NAMES.filter((one) => state[one] && one !== "fox" && !isByNumbers({ name: one }))) {
             const { entry, options, parameters, q, k } = call(name, app, small);
             const tokens = (x) => Array.from({ length: x }, (_, n) => [n]);
             const { logits: theirs } = await app.ask("attention", {
@@ -199,7 +196,7 @@ export const figure = {
             );
             count += k.tokens;
         }
-        if (!count) throw new Error("what FoX and Inkling read of a layer is sent in the figure of any scheme");
+        if (!count) throw new Error("what FoX reads of a layer is sent in the figure of any scheme, and posenc computed the rest");
         return agreed(count, most);
     },
 };

@@ -64,7 +64,7 @@ export const figure = {
         const limits = element("p", { class: "ends" });
         shown.append(ends, numbers, limits);
         box.append(shown, place);
-        dropping(place, app, this.name);
+        dropping(place, app);
         return (values, { set, measure, task }) => {
             shown.hidden = !measure;
             if (!measure) return;

@@ -11,26 +11,21 @@ import {
     isForDecoders,
     ofGrid,
     ofLine,
-    ofScores,
-    ofValues,
-    withSegments,
 } from "posenc/effect.js";
 import { comparedOf, isDrawn, pythonOf } from "posenc/effect_python.js";
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
+import { effectOf, isByNumbers, noteOf, numbersOf, settingOf, usualOf, valuesOf } from "posenc/numbers.js";
 import * as given from "posenc/options.js";
 import { remembered } from "posenc/remembered.js";
-import { gridOf, lineOf } from "posenc/seen.js";
 import { ordered } from "posenc/theme.js";
 import { use } from "posenc/use.js";
 import { WEIGHED, weighed } from "posenc/weighed.js";
 
 const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3], [6, 2, 2, 2], [1, 3]];
 
-/** Tokens that are drawn at most of what goes by the distance alone. DeBERTa projects a row of its table, as wide as all
- * heads, for each distance and head: of more tokens a step would take longer than 50 ms. */
-const mostOf = ({ name }) => (name === "deberta" ? 128 : 512);
+const FAR = 512; // tokens that are drawn at most of what goes by the distance alone
 
 /** Options that need another one beside them. */
 const BESIDE = {
@@ -47,21 +42,17 @@ const BESIDE = {
 /** {entry, options, scheme, family, axes, parameters} of a state. */
 function chosen({ scheme, options, tokens, side, draw }, app) {
     const entry = given.entryOf(app, scheme);
-    return entry.own ? ofOwn(entry, app) : built(entry, options, Math.max(tokens, 64), side, draw);
+    if (!isByNumbers(entry)) return built(entry, options, Math.max(tokens, 64), side, draw);
+    const wanted = given.optionsOf(entry, options);
+    const drawn = numbersOf(entry, app, wanted);
+    return { ...ofNumbers(entry, drawn), options: entry.own ? wanted : drawn.options, note: noteOf(entry, app, wanted) };
 }
 
-const kept = new WeakMap(); // by entry: what its numbers give
-
-/** The same of a scheme of the user's own, which posenc has computed. */
-function ofOwn(entry, app) {
-    if (!kept.has(entry)) {
-        const seen = app.data.seen.find(({ name }) => name === entry.name);
-        const found = seen.axes === 1 ? lineOf(seen) : gridOf(seen);
-        kept.set(entry, { found, axes: seen.axes, what: seen.what, tokens: seen.shape[1], side: found.side });
-    }
-    const { found, ...one } = kept.get(entry);
+/** The same of a scheme that posenc has computed. */
+function ofNumbers(entry, { options, effect }) {
+    const { found, ...one } = effectOf(effect, entry);
     const all = () => found;
-    return { entry, options: given.optionsOf(entry), scheme: {}, parameters: {}, family: "own", few: all, all, ...one };
+    return { entry, options, scheme: {}, parameters: {}, few: all, all, axes: axesOf(entry), ...one };
 }
 
 /** The same, with what the scheme does to a few tokens and to `all`, so many of them (or patches to a side). Another
@@ -71,7 +62,7 @@ const built = remembered((entry, text, max_positions, side, draw) => {
     const options = given.optionsOf(entry, text, axes === 1 ? { max_positions } : { grid: [side, side] });
     const parameters = given.parametersOf(entry, options, { seed: draw, spread: entry.name === "cope" ? 1 : 0 });
     const scheme = given.schemeOf(entry, options, parameters);
-    const family = familyOf(scheme, entry, options);
+    const family = familyOf(scheme, entry);
     const of = axes === 1 ? ofLine : ofGrid;
     const seen = (size) => of(scheme, entry, options, family, size, draw);
     const few = remembered(() => seen(axes === 1 ? 9 : 3));
@@ -79,18 +70,22 @@ const built = remembered((entry, text, max_positions, side, draw) => {
 });
 
 /** Whether what is drawn is a score, or added to one. */
-const isScore = ({ family, what }) => ["bias", "rotate"].includes(family) || ["bias", "score"].includes(what);
+const isScore = ({ family, what }) =>
+    ["bias", "rotate"].includes(family) || (family === "score" && what === "bias");
 
 const seesBack = ({ family, entry, options }) =>
-    ["content", "weights", "bands"].includes(family) || isForDecoders(entry, options);
+    ["content", "bands"].includes(family) || isForDecoders(entry, options);
 
 /** The heads of a scheme that are not all alike, and the tokens that it is drawn for. */
 function extent(values, app) {
+    const entry = given.entryOf(app, values.scheme);
+    if (isByNumbers(entry)) {
+        const one = ofNumbers(entry, usualOf(entry, app));
+        return { ...one, options: given.optionsOf(entry, values.options), heads: one.all().heads ?? 1, most: 0 };
+    }
     const one = chosen(values, app);
-    if (one.family === "curve") return { ...one, heads: 1, most: 0 };
     const { heads, by } = one.few();
-    if (one.entry.own) return { ...one, heads, most: 0 };
-    return { ...one, heads, most: by === "distance" ? mostOf(one.entry) : MOST };
+    return { ...one, heads, most: by === "distance" ? FAR : MOST };
 }
 
 /** A scheme that cannot be built has the controls to make it one that can. */
@@ -100,16 +95,14 @@ function extentOr(values, app) {
     } catch (error) {
         if (!(error instanceof RangeError)) throw error;
         const entry = given.entryOf(app, values.scheme);
-        return {
-            entry,
-            options: given.optionsOf(entry, values.options),
-            axes: axesOf(entry),
-            heads: 16,
-            most: mostOf(entry),
-            family: "",
-        };
+        const options = given.optionsOf(entry, values.options);
+        return { entry, options, axes: axesOf(entry), heads: 16, most: FAR, family: "" };
     }
 }
+
+// Not asked for: tokens here have no segments, and numbers are of heads and of channels as they are built.
+const WITHOUT = ["segments", "values"];
+const SIZED = [...WITHOUT, "num_heads"];
 
 export const figure = {
     name: "scheme",
@@ -125,7 +118,12 @@ export const figure = {
         const { entry, options, axes, heads, most, family } = one;
         return [
             given.schemeControl(app),
-            ...given.optionControls(entry, options, ["segments"]), // here tokens have none
+            ...given.optionControls(
+                entry,
+                options,
+                isByNumbers(entry) ? SIZED : WITHOUT,
+                (name) => isByNumbers(entry) ? valuesOf(entry, name, app) : null,
+            ),
             ...(most === 0
                 ? []
                 : [
@@ -136,44 +134,50 @@ export const figure = {
             ...(heads > 1 ? [{ name: "head", label: "head", kind: "range", min: 1, max: heads }] : []),
             ...(axes === 1 && most > 0 && !seesBack(one) ? [{ name: "causal", label: "causal", kind: "check" }] : []),
             ...(isScore(one) ? [WEIGHED] : []),
-            ...(family !== "" && (isDrawn(one) || ["content", "weights"].includes(family))
+            ...(family !== "" && !isByNumbers(entry) && (isDrawn(one) || family === "content")
                 ? [{ name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 }]
                 : []),
         ];
     },
     change(values, name, value, app) {
+        const entry = given.entryOf(app, values.scheme);
+        const key = name.replace("options.", "");
         let next = given.change(values, name, value);
-        const options = given.optionsOf(given.entryOf(app, values.scheme), values.options);
-        const beside = BESIDE[values.scheme]?.[name.replace("options.", "")]?.(value, options) ?? "";
-        for (const part of beside.split(" ").filter(Boolean))
-            next = given.change(next, `options.${part.split(":")[0]}`, part.split(":")[1]);
         if (name !== "scheme" && !name.startsWith("options.")) return next;
+        if (key !== name && isByNumbers(entry) && !app.server) {
+            next = { ...values, options: settingOf(entry, key, value, app) };
+        } else {
+            const beside = BESIDE[values.scheme]?.[key]?.(value, given.optionsOf(entry, values.options)) ?? "";
+            for (const part of beside.split(" ").filter(Boolean))
+                next = given.change(next, `options.${part.split(":")[0]}`, part.split(":")[1]);
+        }
         const { heads, most } = extentOr({ ...next, tokens: Math.min(next.tokens, MOST) }, app);
         return { ...next, head: Math.min(next.head, heads), tokens: most ? Math.min(next.tokens, most) : next.tokens };
     },
     shown(values, app) {
         const entry = given.entryOf(app, values.scheme);
-        return given.optionValues(given.optionsOf(entry, values.options));
+        const options = given.optionsOf(entry, values.options);
+        return given.optionValues(isByNumbers(entry) && !app.server ? numbersOf(entry, app, options).options : options);
     },
     values(state, app) {
         const one = chosen(state, app);
-        const sizes = one.entry.own ? { ...state, ...one } : state;
+        const sizes = sizesOf(one, state);
         const made = one.family === "curve" ? curve(one) : one.axes === 1 ? line(one, sizes) : grid(one, sizes);
         return { ...one, ...made, ...(state.weighed && isScore(one) && { what: "attention weight" }) };
     },
     use(state, app) {
         const one = chosen(state, app);
-        return use([one], { ...state, ...(one.entry.own && { tokens: one.tokens, side: one.side }), causal: state.causal || seesBack(one) });
+        return use([one], { ...sizesOf(one, state), causal: state.causal || seesBack(one) });
     },
     line(state, app) {
         const one = chosen(state, app);
-        if (one.entry.own) return `# posenc plot overview --schemes ${one.entry.name}`;
+        if (isByNumbers(one.entry)) return `# posenc plot overview --schemes ${one.entry.name}`;
         const lines = pythonOf(one, state);
         return state.weighed && isScore(one) && !isDrawn(one) ? weights(lines, one, state) : lines;
     },
     compared(state, app) {
         const one = chosen(state, app);
-        if (one.entry.own) return null;
+        if (isByNumbers(one.entry)) return null;
         const found = comparedOf(one, state);
         if (!state.weighed || !isScore(one) || isDrawn(one)) return found;
         const { shape, data } = found;
@@ -195,26 +199,23 @@ export const figure = {
             );
         };
     },
-    describe({ head }, { entry, what, heads, goes, map, series }) {
+    describe({ head }, { entry, what, heads, goes, map, series, note = "" }) {
         let [low, high] = [Infinity, -Infinity];
         for (const x of map?.data ?? series[0].y)
             if (Number.isFinite(x)) [low, high] = [Math.min(low, x), Math.max(high, x)];
         const words = heads > 1 ? `, head ${head} of ${heads}` : "";
-        return `${entry.title}${words}: ${what} from ${Number(low.toPrecision(3))} to ${Number(high.toPrecision(3))}. ${goes}`;
+        return `${entry.title}${words}: ${what} from ${Number(low.toPrecision(3))} to ${Number(high.toPrecision(3))}. ${goes}${note}`;
     },
     async check(state, { entry, family, axes }, app) {
-        if (entry.own) return "posenc computed all of these numbers: this scheme is yours";
+        if (isByNumbers(entry)) return "posenc computed all of these numbers";
         const small = { ...state, tokens: Math.min(state.tokens, 32), side: Math.min(state.side, 5) };
         const one = chosen(small, app);
-        const positions =
-            axes > 1 ? framed(one.scheme, axes, small.side) : Positions.arange(family === "curve" ? 32 : small.tokens);
+        const positions = axes > 1 ? framed(one.scheme, axes, small.side) : Positions.arange(small.tokens);
         const coordinates = (p) => Array.from({ length: p.length }, (_, n) => [...p.at(n)]);
         const scheme = given.named(one.entry, one.options, one.parameters);
         if (family === "add") {
-            const tokens = one.entry.name === "segment" ? withSegments(small.tokens) : positions;
-            const segment = tokens.segment && Array.from(tokens.segment);
-            const { table } = await app.ask("table", { scheme, positions: coordinates(tokens), segment });
-            const ours = one.scheme.table(tokens).data;
+            const { table } = await app.ask("table", { scheme, positions: coordinates(positions) });
+            const ours = one.scheme.table(positions).data;
             return given.agreed(ours.length, given.apart(ours, table.data));
         }
         const { q, k, causal, features } = callOf(
@@ -227,7 +228,7 @@ export const figure = {
             state.draw,
         );
         const N = positions.length;
-        // Values are unit vectors, so the output is the weights; where values turn or gain, they are as wide as keys.
+        // Values are unit vectors, so the output is the weights; where they gain, they are as wide as keys.
         const width = one.scheme.values ? k.dim : N;
         const unit = new Heads(k.heads, N, width).map(width, (made, _, head, token) => (made[token % width] = 1));
         const ours = attend(one.scheme, q, k, unit, { positions, causal: causal || seesBack(one), features }).out;
@@ -245,6 +246,10 @@ export const figure = {
             .replace("these numbers", "the attention weights under these scores");
     },
 };
+
+/** The state with the sizes that posenc has computed, where it has. */
+const sizesOf = ({ entry, tokens, side }, state) =>
+    isByNumbers(entry) ? { ...state, tokens: tokens || state.tokens, side } : state;
 
 /** The scores without those of keys that a query does not see. */
 function hidden(data, N, one, { causal }) {
@@ -265,8 +270,8 @@ function weights(lines, one, { tokens: N, side, causal }) {
 }
 
 function line(one, { tokens: N, head, causal, weighed: asWeights }) {
-    const { options, scheme, family } = one;
-    const { by, heads, matrix, along, between } = one.all(N);
+    const { family } = one;
+    const { by, heads, matrix, along, between, arrives } = one.all(N);
     const which = Math.min(head, heads) - 1;
     const isCausal = causal || seesBack(one);
     const isWeighed = asWeights && isScore(one);
@@ -296,7 +301,7 @@ function line(one, { tokens: N, head, causal, weighed: asWeights }) {
             x,
             xLabel: "key − query (tokens)",
             series,
-            goes: ["content", "weights"].includes(family)
+            goes: family === "content"
                 ? "It goes by what the tokens are."
                 : isWeighed
                   ? "The weights of a query sum to 1."
@@ -314,7 +319,7 @@ function line(one, { tokens: N, head, causal, weighed: asWeights }) {
         y: along(n).slice(0, count),
         wave: between(n),
     }));
-    if (scheme.values === true) series.push({ name: "of a value, how much arrives", y: ofValues(scheme, options, x) });
+    if (arrives) series.push({ name: "of a value, how much arrives", y: x.map((r) => arrives[Math.abs(r)] ?? NaN) });
     return {
         ...made,
         x,
@@ -356,8 +361,8 @@ function grid(one, { side, head, weighed: asWeights }) {
     };
 }
 
-function curve({ scheme }) {
-    const y = ofScores(scheme, SCORES);
+function curve(one) {
+    const { y } = one.all();
     return {
         heads: 1,
         map: null,

@@ -3,6 +3,7 @@
 import { isForDecoders } from "posenc/effect.js";
 import { element } from "posenc/elements.js";
 import { Positions } from "posenc/math/positions.js";
+import { isByNumbers, numbersOf, settingOf, usualOf, valuesOf } from "posenc/numbers.js";
 import * as given from "posenc/options.js";
 import { FIXED, HEADS, MOST, SIZES, chosen, isCausal, python, shifted, shuffled, takes, values } from "posenc/sentence.js";
 import { use } from "posenc/use.js";
@@ -45,8 +46,13 @@ export const figure = {
         const move = (name, label) => ({ name: "order", label, kind: "button", value: () => name });
         return [
             { name: "text", label: `sentence, up to ${MOST} words`, kind: "text", longest: 240 },
-            given.schemeControl(app, { filter: takes, missing: ({ own }) => own?.missing }),
-            ...given.optionControls(entry, options, FIXED),
+            given.schemeControl(app, {
+                filter: takes,
+                missing: (one) => (isByNumbers(one) ? usualOf(one, app).kept.missing : ""),
+            }),
+            ...given.optionControls(entry, options, FIXED, (name) =>
+                isByNumbers(entry) ? valuesOf(entry, name, app) : null,
+            ),
             ...(learns
                 ? [{ name: "spread", label: "spread of what it learns", kind: "range", min: 0, max: 1, step: 0.02 }]
                 : []),
@@ -60,7 +66,10 @@ export const figure = {
             move("typed", "As typed"),
         ];
     },
-    change(state, name, value) {
+    change(state, name, value, app) {
+        const entry = given.entryOf(app, state.scheme);
+        if (name.startsWith("options.") && isByNumbers(entry) && !app.server)
+            return { ...state, options: settingOf(entry, name.replace("options.", ""), value, app) };
         if (name === "text")
             return {
                 ...state,
@@ -77,7 +86,11 @@ export const figure = {
         const made = shifted(order, order.indexOf(state.word), state.pair ? 2 : 1, value === "left" ? -1 : 1).join();
         return { ...state, order: made === typed.join() ? "" : made };
     },
-    shown: (state, app) => given.optionValues(given.optionsOf(given.entryOf(app, state.scheme), state.options, SIZES)),
+    shown(state, app) {
+        const entry = given.entryOf(app, state.scheme);
+        const options = given.optionsOf(entry, state.options, SIZES);
+        return given.optionValues(isByNumbers(entry) && !app.server ? numbersOf(entry, app, options).options : options);
+    },
     values,
     use(state, app) {
         const one = chosen(state, app);
@@ -90,7 +103,7 @@ export const figure = {
         return { shape: [2, words.length, words.length], data: Float64Array.from(shown.flatMap((one) => [...one])) };
     },
     async check(state, { entry, options, parameters, scheme, after, causal, now }, app) {
-        if (entry.own) return given.OWN;
+        if (isByNumbers(entry)) return given.COMPUTED;
         const positions = now.map((_, n) => [n]);
         const named = given.named(entry, options, parameters);
         const { q, k, v, out, features } = after.with;
@@ -169,13 +182,13 @@ export const figure = {
             table.replaceChildren(changes(state, numbers));
         };
     },
-    describe(state, { words, order, moved: kinds, entry, causal, twins: found }) {
+    describe(state, { words, order, moved: kinds, entry, causal, twins: found, note = "" }) {
         const word = words[state.word].word;
         const rows =
             found && `The rows of “${word}” (${state.word + 1}) and “${word}” (${found.twin + 1}) differ by at most`;
         const bare = found && `${number(found.without)} without a scheme${causal ? " (by the mask)" : ""}`;
         const equal = found ? ` ${rows} ${bare}, by ${number(found.with)} with ${entry.title}.` : "";
-        if (order.every((n, at) => n === at)) return `The sentence stands as typed: move a word or shuffle.${equal}`;
+        if (order.every((n, at) => n === at)) return `The sentence stands as typed: move a word or shuffle.${equal}${note}`;
         const said = [`without a scheme and a mask ${nothing(kinds.bare.most)}`];
         if (causal) {
             const most = number(kinds.without.most);
@@ -184,7 +197,7 @@ export const figure = {
             );
         }
         said.push(`with ${entry.title}${causal ? " and the mask" : ""} ${nothing(kinds.with.most)}`);
-        return `What “${word}” attends to, word by word, after the move: ${said.join("; ")}.${equal}`;
+        return `What “${word}” attends to, word by word, after the move: ${said.join("; ")}.${equal}${note}`;
     },
 };
 

@@ -4,10 +4,11 @@ import { dot } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
 import * as options from "posenc/options.js";
 import {
-    FORMULAS,
     READ_BY_POSENC,
+    change,
     fromPosenc,
     limits,
+    noteOn,
     orMissing,
     ownControls,
     products,
@@ -27,7 +28,7 @@ let kept = { of: "" }; // the products of the last table: another position asks 
 
 /** The similarity between whole positions, a function of the distance; of a formula, which a table is not. */
 function waveOf(values, app) {
-    if (!FORMULAS.includes(values.scheme)) return undefined;
+    if (values.scheme !== "sinusoidal") return undefined;
     const scheme = schemeOf(values, app);
     const at = (p) => scheme.table(new Positions([p]));
     const own = at(values.position);
@@ -47,7 +48,7 @@ export const figure = {
     controls(values, app) {
         const most = limits(values, MOST, app);
         return [
-            schemeControl(app, { tables: true }),
+            schemeControl(app),
             { name: "measure", label: "measure", kind: "choice", choices: MEASURES },
             { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
             { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
@@ -59,7 +60,7 @@ export const figure = {
     },
     shown,
     change(values, name, value, app) {
-        const made = options.change(values, name, value);
+        const made = change(values, name, value, app);
         const tokens = Math.min(made.tokens, limits(made, MOST, app).tokens);
         return { ...made, tokens, position: Math.min(made.position, tokens - 1) };
     },
@@ -110,12 +111,13 @@ export const figure = {
             });
         };
     },
-    describe({ measure, position }, { tokens, main, along, missing }) {
+    describe(values, { tokens, main, along, missing }, app) {
         if (missing) return missing;
+        const { measure, position } = values;
         const said = [1, 2, 8, 32]
             .filter((r) => position + r < tokens)
             .map((r) => `${Number(along[position + r].toPrecision(3))} at ${r}`);
-        return `The ${measure} of position ${position} with itself is ${Number(along[position].toPrecision(3))}${said.length ? `, with the ones after it, by distance: ${said.join(", ")}` : ""}. Between neighbours it varies by ${spread(main, tokens, 1).toPrecision(2)} over the positions.`;
+        return `The ${measure} of position ${position} with itself is ${Number(along[position].toPrecision(3))}${said.length ? `, with the ones after it, by distance: ${said.join(", ")}` : ""}. Between neighbours it varies by ${spread(main, tokens, 1).toPrecision(2)} over the positions.${noteOn(values, app)}`;
     },
     async check(values, { tokens, main }, app) {
         const theirs = await fromPosenc(values, app);

@@ -5,8 +5,10 @@ import * as options from "posenc/options.js";
 import {
     MINILM,
     READ_BY_POSENC,
+    change,
     fromPosenc,
     limits,
+    noteOn,
     orMissing,
     ownControls,
     python,
@@ -28,7 +30,7 @@ export const figure = {
     controls(values, app) {
         const most = limits(values, MOST, app);
         return [
-            schemeControl(app, { tables: true }),
+            schemeControl(app),
             { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
             { name: "dimension", label: "dimension", kind: "range", min: 0, max: values.dim - 1 },
             { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
@@ -40,7 +42,7 @@ export const figure = {
     },
     shown,
     change(values, name, value, app) {
-        const made = options.change(values, name, value);
+        const made = change(values, name, value, app);
         const most = limits(made, MOST, app);
         const [tokens, dim] = [Math.min(made.tokens, most.tokens), sizesOf(made, app)?.dim ?? made.dim];
         return {
@@ -100,9 +102,10 @@ export const figure = {
             });
         };
     },
-    describe({ position, dimension }, { rows, columns, main, missing }) {
+    describe(values, { rows, columns, main, missing }, app) {
         if (missing) return missing;
-        return `Of ${rows} positions and ${columns} dimensions, position ${position} has ${Number(main[position * columns + dimension].toPrecision(4))} in dimension ${dimension}.`;
+        const { position, dimension } = values;
+        return `Of ${rows} positions and ${columns} dimensions, position ${position} has ${Number(main[position * columns + dimension].toPrecision(4))} in dimension ${dimension}.${noteOn(values, app)}`;
     },
     async check(values, { columns, main }, app) {
         const theirs = await fromPosenc(values, app);

@@ -58,26 +58,6 @@ export function dot(a, b) {
     return sum;
 }
 
-/** x times the transpose of a weight (out, in), as linear layers have it, plus a bias. */
-export function linear(x, weight, bias = null) {
-    const { rows, columns, data } = weight;
-    const made = new Float64Array(rows);
-    for (let n = 0; n < rows; n += 4) {
-        const at = (row) => Math.min(row, rows - 1) * columns; // past the end the last one again, which goes nowhere
-        const [w0, w1, w2, w3] = [at(n), at(n + 1), at(n + 2), at(n + 3)];
-        let [s0, s1, s2, s3] = [0, 0, 0, 0]; // four sums that do not wait for one another
-        for (let c = 0; c < columns; c++) {
-            const y = x[c];
-            s0 += data[w0 + c] * y;
-            s1 += data[w1 + c] * y;
-            s2 += data[w2 + c] * y;
-            s3 += data[w3 + c] * y;
-        }
-        [made[n], made[n + 1], made[n + 2], made[n + 3]] = [s0, s1, s2, s3];
-    }
-    return bias ? made.map((sum, n) => sum + bias[n]) : made;
-}
-
 /** A parameter {shape, data} of two axes as a matrix. */
 export function matrixOf({ shape, data }) {
     return new Matrix(shape[0], shape[1], data);

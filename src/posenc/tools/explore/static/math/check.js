@@ -34,12 +34,3 @@ export function must(condition, words) {
         throw new RangeError(words);
     }
 }
-
-/** The pairs of an even number of channels. */
-export function pairsOf(name, value) {
-    must(
-        Number.isInteger(value) && value > 0 && value % 2 === 0,
-        `${name} must be positive and even, got ${shown(value)}`,
-    );
-    return value / 2;
-}

@@ -58,20 +58,10 @@ export const KINDS = {
     },
 
     meeting(piece, scores, context) {
-        const { q, k } = context;
-        const scale = piece.feature ? 1 : context.scale;
+        const { q, scale } = context;
         change(scores, (head) => {
-            const keys = piece.of === "key" ? tokensOf(k, head, q.heads) : null;
-            if (keys?.every((key) => key.every((x) => x === 0))) return (score) => score; // as figures of a bias have them
             const vector = ofPairs(piece, (...pair) => piece.vector(...pair), head, context);
-            if (keys) {
-                return (score, i, j) => score + scale * dot(keys[j], vector(i, j));
-            }
-            const shift = piece.shift?.(head);
-            const meets = tokensOf(piece.feature ?? q, head, q.heads).map((x) =>
-                shift ? x.map((y, c) => y + shift[c]) : x,
-            );
-            return (score, i, j) => score + scale * dot(meets[i], vector(i, j));
+            return (score, i, j) => score + scale * dot(q.at(head, i), vector(i, j));
         });
     },
 

@@ -37,56 +37,30 @@ export function ofBoth(queryPositions, keyPositions, make) {
     return [made, keyPositions === queryPositions ? made : make(keyPositions)];
 }
 
-/** Turns pairs of channels by angles (tokens, pairs), of all heads alike or of each: (a, b) -> (a cos - b sin, a sin +
- * b cos). Pair k is the channels (k, k + pairs) in the "half" layout and (2k, 2k + 1) in the "interleaved" one, counted
- * from the first channel; "apart" is "half" of the first and of the second half of the pairs. cos and sin may be longer
- * by a factor. */
+/** Turns pairs of channels by angles, a Matrix (tokens, pairs): (a, b) -> (a cos - b sin, a sin + b cos). Pair k is the
+ * channels (k, k + pairs) in the "half" layout and (2k, 2k + 1) in the "interleaved" one, counted from the first
+ * channel; "apart" is "half" of the first and of the second half of the pairs. cos and sin may be longer by a factor. */
 export class Turn {
     constructor(angles, layout, first = 0, factor = 1) {
-        Object.assign(this, { angles: Array.isArray(angles) ? angles : [angles], layout, first, factor });
+        Object.assign(this, { layout, first });
+        const { rows, columns, data } = angles;
         const part = (wave) =>
-            this.angles.map(
-                ({ rows, columns, data }) =>
-                    new Matrix(
-                        rows,
-                        columns,
-                        data.map((angle) => factor * wave(angle)),
-                    ),
+            new Matrix(
+                rows,
+                columns,
+                data.map((angle) => factor * wave(angle)),
             );
         [this.cos, this.sin] = [part(Math.cos), part(Math.sin)];
     }
 
-    /** The turn back, of one that does not lengthen. */
-    inverse() {
-        const back = this.angles.map(
-            ({ rows, columns, data }) =>
-                new Matrix(
-                    rows,
-                    columns,
-                    data.map((x) => -x),
-                ),
-        );
-        return new Turn(back, this.layout, this.first);
-    }
-
-    /** The turned x; heads: [start, stop) of those that turn, or null. Heads of queries that share a key turn alike. */
-    apply(x, heads = null) {
-        const pairs = this.angles[0].columns;
-        const group = x.heads / this.angles.length;
-        must(Number.isInteger(group), `the rotation was made for ${this.angles.length} heads, got ${x.heads}`);
-        must(
-            this.angles[0].rows === x.tokens,
-            `the rotation was made for ${this.angles[0].rows} tokens, got ${x.tokens}`,
-        );
+    apply(x) {
+        const { rows, columns: pairs } = this.cos;
+        must(rows === x.tokens, `the rotation was made for ${rows} tokens, got ${x.tokens}`);
         const apart = { half: pairs, interleaved: 1, apart: pairs / 2 }[this.layout];
         const step = this.layout === "interleaved" ? 2 : 1;
-        return x.map(x.dim, (made, old, head, token) => {
+        return x.map(x.dim, (made, old, _, token) => {
             made.set(old);
-            if (heads !== null && (head < heads[0] || head >= heads[1])) {
-                return;
-            }
-            const which = Math.floor(head / group);
-            const [cos, sin] = [this.cos[which].row(token), this.sin[which].row(token)];
+            const [cos, sin] = [this.cos.row(token), this.sin.row(token)];
             for (let k = 0, c = this.first; k < pairs; k++, c += step) {
                 c += this.layout === "apart" && k === apart ? apart : 0;
                 const [a, b] = [old[c], old[c + apart]];

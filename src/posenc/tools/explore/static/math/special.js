@@ -34,12 +34,6 @@ function erfinv(y) {
     return x;
 }
 
-/** x Phi(x), Phi the distribution of N(0, 1). */
-export const gelu = (x) => (x * (1 + erf(x / Math.SQRT2))) / 2;
-
-/** ln(1 + e^x); from 20 on x itself, as PyTorch's is. */
-export const softplus = (x) => (x > 20 ? x : Math.log1p(Math.exp(x)));
-
 /** Draws from N(0, 1) that follow from the seed alone, as posenc.rotation.phases.drawn has them: splitmix64, then erfinv. The
  * stream can be read on from its draw `first`. */
 export function drawn(count, seed, first = 0) {

@@ -1,7 +1,6 @@
 // Step 3: the pairs of a sinusoidal vector as clocks. M_k turns those of every position by the same angles.
 
 import { element, row } from "posenc/elements.js";
-import { rotation } from "posenc/figures/linear-map.js";
 import { Sinusoidal } from "posenc/math/add.js";
 import { Matrix, dot } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
@@ -16,6 +15,18 @@ const scheme = new Sinusoidal(OPTIONS);
 const TURN = 2 * Math.PI;
 const NEAR = 0.1; // of a turn: the hands seem to cover each other
 
+/** M with P[p + k] = M P[p]: the sine and the cosine of each frequency, side by side, are turned by k theta. */
+function rotation(k) {
+    const M = new Matrix(DIM, DIM);
+    scheme.theta.forEach((theta, n) => {
+        const [sin, cos] = [2 * n, 2 * n + 1];
+        M.row(sin)[sin] = M.row(cos)[cos] = Math.cos(k * theta);
+        M.row(sin)[cos] = Math.sin(k * theta);
+        M.row(cos)[sin] = -Math.sin(k * theta);
+    });
+    return M;
+}
+
 const turnsOf = (k) => Array.from(scheme.theta, (theta) => (k * theta) / TURN);
 
 export const figure = {
@@ -27,7 +38,7 @@ export const figure = {
     controls: [{ name: "k", label: "k, positions on", kind: "range", min: 0, max: MOST }],
     /** The vectors at p, and what M_k makes of them. */
     values({ k }) {
-        const M = rotation(scheme, k);
+        const M = rotation(k);
         const before = scheme.table(new Positions(FROM));
         const after = new Matrix(FROM.length, DIM);
         FROM.forEach((_, row) => {

@@ -97,7 +97,7 @@ class OfEachChannel {
     }
 
     apply(x) {
-        const [cos, sin] = [this.turn.cos[0], this.turn.sin[0]];
+        const { cos, sin } = this.turn;
         return x.map(x.dim, (made, old, head, token) => {
             made.set(old);
             for (let c = 0; c < 2 * cos.columns; c++) {

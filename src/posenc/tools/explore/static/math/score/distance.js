@@ -3,13 +3,8 @@
 import { must, whole } from "posenc/math/check.js";
 
 /** Throws unless queries have the heads, and positions the axes, that a scheme's term is for. With `integral`, entries
- * stand in a table; with a `reach`, tokens of one document lie less than that apart along each axis, but for those that
- * are `beside` the grid. */
-export function checkDistance(
-    scheme,
-    context,
-    { heads = null, axes = 1, integral = false, reach = null, beside = () => false },
-) {
+ * stand in a table; with a `reach`, tokens of one document lie less than that apart along each axis. */
+export function checkDistance(scheme, context, { heads = null, axes = 1, integral = false, reach = null }) {
     const { queryPositions, keyPositions } = context;
     must(heads === null || context.heads === heads, `${scheme} was made for ${heads} heads, got ${context.heads}`);
     for (const positions of [queryPositions, keyPositions]) {
@@ -21,17 +16,14 @@ export function checkDistance(
         );
     }
     if (reach !== null) {
-        checkReach(scheme, queryPositions, keyPositions, reach, beside);
+        checkReach(scheme, queryPositions, keyPositions, reach);
     }
 }
 
-function checkReach(scheme, queries, keys, reach, beside) {
+function checkReach(scheme, queries, keys, reach) {
     for (let i = 0; i < queries.length; i++) {
         for (let j = 0; j < keys.length; j++) {
             if (queries.document[i] !== keys.document[j] || keys.document[j] === -1) {
-                continue;
-            }
-            if (beside(queries.at(i)) || beside(keys.at(j))) {
                 continue;
             }
             reach.forEach((limit, axis) => {

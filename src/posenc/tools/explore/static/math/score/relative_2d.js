@@ -27,7 +27,6 @@ export class Relative2D {
         const [sign, factor] = this.convention === "sam" ? [-1, this.headDim ** 0.5] : [1, 1]; // a meeting is divided
         return this.grid.map((side, axis) => ({
             kind: "meeting",
-            of: "query",
             byDistance: true,
             vector: (head, r) =>
                 this.entries[axis](head, sign * within(r[axis], side) + side - 1).map((x) => factor * x),

@@ -31,7 +31,7 @@ export class Shaw {
                 entry(head, Math.min(Math.max(r, -k), k) + k);
         const made = [];
         if (this.keys) {
-            made.push({ kind: "meeting", of: "query", byDistance: true, vector: clipped(this.keys) });
+            made.push({ kind: "meeting", byDistance: true, vector: clipped(this.keys) });
         }
         if (this.values) {
             made.push({ kind: "value", byDistance: true, vector: clipped(this.values) });
