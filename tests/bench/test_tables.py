@@ -37,11 +37,11 @@ def test_the_price_is_the_ratio_of_what_auto_takes() -> None:
 def test_regret_is_the_largest_ratio_to_the_fastest_backend() -> None:
     short, long = prices(("alibi",))[0], prices(("alibi",))[2]
     short["results"]["native"] = taking(0.0008, 0.8, 0.7, 0.9)  # where auto's takes 1 ms
-    long["results"]["tiled"] = taking(0.008, 2.0, 1.9, 2.1)
-    long["auto"] = "tiled"  # which takes 8 ms, and sdpa 4
+    long["results"]["chunked"] = taking(0.008, 2.0, 1.9, 2.1)
+    long["auto"] = "chunked"  # which takes 8 ms, and sdpa 4
     found = table("The price of position: forward", [short, long])
     assert found.header[-1] == "regret"
-    assert found.rows[1] == ("alibi", "sdpa → tiled", "1.00 ± 0.15", "2.00 ± 0.10", "2.00")
+    assert found.rows[1] == ("alibi", "sdpa → chunked", "1.00 ± 0.15", "2.00 ± 0.10", "2.00")
     assert [row[:3] for row in found.rows[2:4]] == [("", "sdpa", "1.00 ± 0.15"), ("", "reference", "– (1)")]
     found = table("The price of position: forward", [short])
     assert found.rows[1][-1] == "1.25"
