@@ -2,7 +2,6 @@
 
 import copy
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -201,18 +200,3 @@ def test_a_table_says_where_it_is_from(one: evidence.Table) -> None:
 def test_names_of_tables_are_their_own_and_questions_are_answered() -> None:
     assert len({one.name for one in TABLES}) == len(TABLES)
     assert {one.question for one in TABLES} == {"length", "far", "order", "images", "cost", "stretch", "distance"}
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        (lambda one: replace(one, url=""), "must have rows, a source, and a url or a command with its page"),
-        (
-            lambda one: replace(one, rows=(replace(one.rows[0], figures=one.rows[0].figures[:4]),)),
-            "sinusoidal must have 5 figures, got 4",
-        ),
-    ],
-)
-def test_a_table_that_is_wrong_is_named(changed: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"^alibi_length: {words}$"):
-        changed(TABLES[0])
