@@ -860,11 +860,8 @@ def test_shapes_can_be_had_without_numbers(entry: Entry) -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
 def test_positions_that_a_graph_counts_by_division() -> None:
     """Of arange(120) // 50 inductor writes 100 numbers and leaves 20 as they were, unless it is kept from it."""
-    query, key, value = qkv(120)
 
-    def run(query: Tensor, key: Tensor, value: Tensor) -> Any:
-        count = torch.arange(query.size(2))[None]
-        positions = Positions(count, order=count // 50)
-        return attention(query, key, value, ALiBi(HEADS), query_positions=positions, is_causal=True, backend="sdpa")
+    def run() -> Tensor:
+        return Positions((torch.arange(120) // 50)[None]).coords
 
-    torch.testing.assert_close(torch.compile(run, fullgraph=True)(query, key, value), run(query, key, value))
+    assert torch.equal(torch.compile(run, fullgraph=True)(), run())
