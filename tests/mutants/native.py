@@ -71,7 +71,7 @@ MUTANTS = (
         library,
         "bounds.h",
         ("Real most = query * call.key_most", "Real most = 0 * call.key_most"),
-        partial(test_skipping.test_a_far_key_that_is_loud_is_computed, "native", "alibi", 700),
+        partial(test_skipping.test_a_far_key_that_is_loud_is_computed, "alibi", 700),
     ),
     Source(
         "the kernel leaves out scores that a query turns out to have",
