@@ -1,8 +1,6 @@
 """The examples train and generate the same for any number of processes."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,30 +77,3 @@ def test_what_positions_learn_does_not_depend_on_the_number_of_processes(fsdp: b
     for found in in_processes(2, tmp_path, trained, fsdp):
         for here, there in zip(found, alone, strict=True):
             assert here == pytest.approx(there, rel=1e-4)  # float32, whose sums are in another order
-
-
-def test_the_slurm_script_starts_a_torchrun_on_each_node(tmp_path: Path) -> None:
-    """Its command line, with scontrol, srun and torchrun that print what they are given."""
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("needs bash")
-    programs = {
-        "scontrol": "printf 'node%s\\n' 7 8",
-        "srun": 'echo "srun $SLURM_NNODES"; "$@"',
-        "torchrun": 'echo "$@"',
-    }
-    for name, body in programs.items():
-        (tmp_path / name).write_text(f"#!{bash}\n{body}\n", encoding="utf-8")
-        (tmp_path / name).chmod(0o755)
-    slurm = {"JOB_NODELIST": "node[7-8]", "NNODES": "2", "GPUS_ON_NODE": "8", "JOB_ID": "42", "SUBMIT_DIR": "/texts"}
-    ran = subprocess.run(
-        [bash, str(ROOT / "examples" / "context_parallel.sbatch"), "--steps", "3"],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"} | {f"SLURM_{name}": value for name, value in slurm.items()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    meeting = "--rdzv-backend c10d --rdzv-id 42 --rdzv-endpoint node7:29500"
-    program = "/texts/examples/context_parallel.py --steps 3"
-    assert ran.stdout.splitlines() == ["srun 2", f"--nnodes 2 --nproc-per-node 8 {meeting} {program}"]
