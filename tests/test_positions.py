@@ -31,57 +31,7 @@ def rows_of(*rows: str) -> torch.Tensor:
 # --- making them ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("picture", "count"),
-    [
-        ("xxxx", [0, 1, 2, 3]),
-        ("..xx", [0, 0, 0, 1]),
-        ("xx..", [0, 1, 0, 0]),
-        ("x..x", [0, 0, 0, 1]),
-        (".x.x", [0, 0, 0, 1]),
-        ("....", [0, 0, 0, 0]),
-    ],
-    ids=["none", "left", "right", "inside", "mixed", "nothing else"],
-)
-def test_padding_is_skipped_and_belongs_to_no_document(picture: str, count: list[int]) -> None:
-    document = [0 if mark == "x" else PADDING for mark in picture]
-    alone = Positions.padded(rows_of(picture))
-    assert facts(alone) == ([count], [count], [document], None)
-    below_another = Positions.padded(rows_of("xxxx", picture))
-    assert facts(below_another) == ([[0, 1, 2, 3], count], [[0, 1, 2, 3], count], [[0] * 4, document], None)
-
-
 # --- changing them --------------------------------------------------------------------------------------------------
-
-
-def two_rows() -> Positions:
-    """Nothing alike in any two facts, rows or tokens."""
-    return Positions(
-        torch.tensor([[10, 11, 12, 13], [20, 21, 22, 23]]),
-        order=torch.tensor([[3, 1, 2, 0], [4, 5, 6, 7]]),
-        document=torch.tensor([[0, 0, 1, 1], [2, 2, 2, PADDING]]),
-        segment=torch.tensor([[1, 0, 1, 0], [0, 0, 1, 1]]),
-    )
-
-
-def test_cat_lays_the_tokens_of_all_parts_in_turn() -> None:
-    whole = two_rows()
-    assert facts(Positions.cat([whole[:1], whole[1:1], whole[1:]])) == facts(whole)
-    assert facts(Positions.cat([Positions.arange(2), Positions.arange(2, start=8)])) == (
-        [[0, 1, 8, 9]],
-        [[0, 1, 8, 9]],
-        [[0, 0, 0, 0]],
-        None,
-    )
-    assert facts(Positions.cat([Positions.arange(1, start=4), Positions.padded(rows_of("x", "."))])) == (
-        [[4, 0], [4, 0]],
-        [[4, 0], [4, 0]],
-        [[0, 0], [0, PADDING]],
-        None,
-    )
-    assert Positions.cat([Positions.grid(1, 2), Positions.grid(2, 1)], documents="new").coords.tolist() == [
-        [[0, 0], [0, 1], [0, 0], [1, 0]]
-    ]
 
 
 # --- following ------------------------------------------------------------------------------------------------------

@@ -1,15 +1,12 @@
 """Ready schedules are those of the models, layer by layer, and say so in words."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-import posenc
 from posenc import Chunk, Llama3, Positions, RoPE, Schedule, schedules
-from tests.rounding import of_angles, of_sums
 
 TOKENS = 40  # past the windows below
 
@@ -111,35 +108,6 @@ def test_the_queries_of_llama_4_grow_where_it_does_not_rotate() -> None:
     assert (attention.floor_scale, attention.attn_scale) == (8192, 0.1)  # what `llama4` has where nothing is said
     assert schedules.llama4(4, 16, query_length=None)[3][0].doors == ()
     assert "QueryScale('llama4'" in repr(schedules.llama4(4))
-
-
-@torch.no_grad()
-def test_the_slice_of_deepseek_v3_is_turned_as_in_transformers() -> None:
-    """The same scores: of the slice that turns, the other channels, and the scale with YaRN's factor in it."""
-    transformers = pytest.importorskip("transformers")
-    rope = {
-        "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 40.0, "original_max_position_embeddings": 4096,
-        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
-    }  # fmt: skip
-    config = transformers.DeepseekV3Config(
-        hidden_size=32, intermediate_size=8, vocab_size=16, num_attention_heads=2, num_key_value_heads=2,
-        num_hidden_layers=1, q_lora_rank=8, kv_lora_rank=8, rope_parameters=rope, n_routed_experts=2, n_group=1,
-        topk_group=1, num_experts_per_tok=1, moe_intermediate_size=8, pad_token_id=0,
-    )  # fmt: skip
-    model = transformers.DeepseekV3Model(config)
-    module = importlib.import_module("transformers.models.deepseek_v3.modeling_deepseek_v3")
-    attention = model.layers[0].self_attn
-    torch.manual_seed(0)
-    query, key = (torch.randn(1, 2, TOKENS, 192) for _ in range(2))
-    cos, sin = model.rotary_emb(torch.zeros(1), torch.arange(TOKENS)[None])
-    turned = module.apply_rotary_pos_emb_interleave(query[..., 128:], key[..., 128:], cos, sin)
-    their_query, their_key = (torch.cat((x[..., :128], t), -1) for x, t in zip((query, key), turned, strict=True))
-    expected = attention.scaling * their_query @ their_key.mT
-    schedule = schedules.deepseek_v3(1)
-    found = posenc.logits(query, key, schedule[0][0])
-    bound = of_angles(torch.float32, TOKENS, expected) + of_sums(torch.float32, 192, expected)
-    torch.testing.assert_close(found, expected, rtol=0, atol=bound)
-    assert of_layers(schedules.deepseek_v3()) == [(True, None)] * 61
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------

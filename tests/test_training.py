@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import ALiBi, Positions, RoPE, attention
+from posenc import Positions
 from posenc.positions.training import abacus, bilevel, cape, randomized, shape
 from tests.cases import TOKENS, positions_cases
 from tests.hard.wrong import Row
@@ -60,23 +60,6 @@ def test_order_documents_and_padding_stay_and_a_seed_gives_the_same_again(change
         assert torch.equal(after.coords[padding], before.coords[padding].to(after.coords.dtype))
     assert torch.equal(after.coords, drawn(change, before).coords)
     assert not torch.equal(after.coords, drawn(change, before, SEED + 1).coords)
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_the_layout_is_that_of_the_new_coordinates(change: str) -> None:
-    """What is known of a text is told anew: tiles are right, and bands are no windows of the order any more."""
-    positions = drawn(change, Positions.packed([[40, 30], [70]]))
-    stated = positions.layout
-    fresh = Positions(positions.coords, order=positions.order, document=positions.document)
-    assert stated == fresh.layout
-    query = torch.randn(2, 6, 70, 4, dtype=torch.float64)
-    for scheme in (ALiBi(6), RoPE(4)):
-        found, truth = (
-            attention(query, query, query, scheme, query_positions=positions, is_causal=True, backend=backend)
-            for backend in ("auto", "reference")
-        )
-        span = float(positions.coords.max() - positions.coords.min())  # a bias is no larger
-        torch.testing.assert_close(found, truth, rtol=0, atol=of_sums(torch.float64, 70 + 4, query, score=16 + span))
 
 
 @pytest.mark.parametrize("change", ["randomized", "shape", "cape"])

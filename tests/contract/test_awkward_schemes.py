@@ -12,8 +12,6 @@ from torch import Tensor, nn
 import posenc
 from posenc import DynamicNTK, Positions, RoPE, Scheme
 from posenc.encoding.encoding import Context
-from posenc.lowering.block import Block
-from posenc.lowering.forms import function
 from posenc.models.cache import KVCache
 from posenc.models.forward_pass import ForwardPass
 from posenc.schedule import Schedule
@@ -294,30 +292,6 @@ def test_from_a_cache_every_lot_is_the_oracles(trial: Trial, positions: Position
             expected, _ = truth(trial, so_far, x, y, True, dict(scheme.named_parameters()))
             bound = of_sums(torch.float64, 9 + WIDTH, expected, score=SCORE)
             torch.testing.assert_close(out, expected, rtol=0, atol=bound)
-
-
-@pytest.mark.parametrize("name", ["ALiBi, heads 8 to 13 of 20", "DeBERTa", "relative 2D", "FoX"])
-def test_the_form_of_single_scores_is_the_dense_one(name: str) -> None:
-    """What a compiled kernel is handed, run on the indices of all pairs; those of two documents are seen by nobody."""
-    trial = TRIALS[name]
-    positions, scheme = trial.grounds["packed"].expand(2), trial.make()
-    n, encoding = trial.drawn(positions), bound(trial, scheme, positions, positions)
-    features = trial.features(n, None)
-    scale = WIDTH**-0.5 if encoding.scale is None else encoding.scale
-    query, key = encoding.rotate(n["query"], n["key"])
-    heads = encoding.context.heads
-    block = Block(query, key, positions, positions, scale, heads, features, features)
-    b, h, i, j = torch.meshgrid(*(torch.arange(size) for size in (2, HEADS, 9, 9)), indexing="ij")
-    scores = torch.einsum("bhid,bhjd->bhij", query, key.repeat_interleave(HEADS // KV_HEADS, 1)) * scale
-    for piece in encoding.pieces:
-        change = function(piece, block)
-        assert not isinstance(change, str), change
-        scores = change(scores, b, h, i, j)
-    dense = posenc.logits(query, key, encoding.pairs.with_features(features), scale=scale)
-    seen = positions.document[:, None, :, None] == positions.document[:, None, None, :]
-    seen = seen & (positions.document >= 0)[:, None, None]
-    torch.testing.assert_close(scores.where(seen, 0.0), dense.where(seen, 0.0))
-    assert 0 < seen.sum() < seen.numel()
 
 
 @pytest.mark.parametrize("backend", ["reference", "native"])

@@ -56,22 +56,6 @@ def test_the_maps_are_the_oracles() -> None:
     check_maps()
 
 
-def test_a_single_camera_is_an_axial_rotation_of_values_too() -> None:
-    one = Positions.grid(3, 4)
-    video = Positions.grid(3, 4, frames=1)
-    q, k, v = torch.randn(3, 1, 2, 12, 16, dtype=DOUBLE)
-    scheme = Cameras(16, oracle.rig(1), camera_dim=4, rotary_dim=8)
-    found = posenc.attention(q, k, v, scheme(video, dtype=DOUBLE))
-    parts = [
-        posenc.RoPE(16, 100.0, axes=2, rotary_dim=4, first_channel=4 + 4 * n, allocation=(axis, axis), values=True)
-        for n, axis in enumerate((1, 0))
-    ]
-    # Two rotations of the angles p theta_k of a RoPE with 4 channels, the other way round.
-    backwards = Positions(-one.coords)
-    together = posenc.attention(q, k, v, sum(parts)(backwards, dtype=DOUBLE))  # type: ignore[operator]
-    torch.testing.assert_close(found, together, rtol=0, atol=100 * of_sums(DOUBLE, 28, together))
-
-
 def test_gradients_reach_the_cameras() -> None:
     q, k, v = heads()[..., :3, :8]
     video = Positions.grid(1, 1, frames=VIEWS)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import posenc
 from posenc import MLA, LeRoPE, PoPE, Positions, Proportional, RoPE, RotatedValues, XPos, YaRN
-from posenc.models import ForwardPass, KVCache
 from tests.oracles import xpos
 from tests.rounding import of_angles, of_sums
 
@@ -199,31 +198,6 @@ def test_mla_is_deepseek_v3s() -> None:
 def test_mla_has_yarns_scale() -> None:
     mscales = {"mscale": 0.7, "mscale_all_dim": 1.1}
     check_deepseek_v3(YARN | mscales, YaRN(8.0, 64, **mscales))
-
-
-@torch.no_grad()
-def test_decoding_from_latent_vectors_is_attention_of_whole_heads() -> None:
-    """The cache holds one head of the latent vector and the turned slice, and nothing else."""
-    plain, rope_dim, latent_dim, value_dim = 6, 4, 5, 3
-    query = drawn(ROWS, HEADS, TOKENS, plain + rope_dim, seed=1).double()
-    latent, shared = (drawn(ROWS, 1, TOKENS, n, seed=n).double() for n in (latent_dim, rope_dim))
-    up_key, up_value = (drawn(HEADS, n, latent_dim, seed=20 + n).double() for n in (plain, value_dim))
-    scheme = MLA(plain + rope_dim, rope_dim, 313.0)
-    key = torch.cat((latent @ up_key.mT, shared.expand(-1, HEADS, -1, -1)), -1)
-    whole = posenc.attention(query, key, latent @ up_value.mT, scheme, is_causal=True)
-    cache, outs = KVCache(), []
-    for start, stop in ((0, 4), (4, 5), (5, TOKENS)):
-        here = slice(start, stop)
-        with ForwardPass(scheme, Positions.arange(stop - start, start=start), cache, dtype=torch.float64) as step:
-            tokens = step.tokens()
-            content, q_pe = query[:, :, here, :plain], tokens.rotate_query(query[:, :, here, plain:])
-            absorbed = torch.cat((content @ up_key, q_pe), -1)
-            kept = torch.cat((latent[:, :, here], tokens.rotate_key(shared[:, :, here])), -1)
-            keys, values, _ = cache.append(0, kept, latent[:, :, here])
-            scale = tokens.scale
-            outs.append(posenc.attention(absorbed, keys, values, step.pairs(), scale=scale, is_causal=True))
-    bound = of_sums(torch.float64, TOKENS + plain + rope_dim + latent_dim, whole, score=32)
-    torch.testing.assert_close(torch.cat(outs, 2) @ up_value.mT, whole, rtol=0, atol=bound)
 
 
 def test_a_slice_of_another_width_is_refused() -> None:
