@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import posenc
-from posenc.tools.explore.page import STATIC
+from posenc_lab.explore.page import STATIC
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))

@@ -1,5 +1,5 @@
-"""Tables that ``make tables`` writes: of schemes, in docs/schemes.md, from the catalog; of kinds, in docs/design.md,
-from the backends; in docs/choose.md, of what `posenc choose` recommends, of the study and of digits."""
+"""``python docs/tables.py`` writes tables: of schemes, in docs/schemes.md, from the catalog; of kinds, in
+docs/design.md, from the backends; in docs/choose.md, of what `posenc choose` recommends, of the study and of digits."""
 
 import re
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from posenc.backends.choice import BACKENDS
 from posenc.encoding.pieces import Term
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law
-from posenc.tools.choose import evidence
-from posenc.tools.choose.questions import answers
+from posenc_lab.choose import evidence
+from posenc_lab.choose.questions import answers
 
 ROOT = Path(__file__).parents[1]
 

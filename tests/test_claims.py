@@ -11,10 +11,10 @@ from torch import Tensor
 
 import posenc
 from posenc import Positions, Scheme
+from posenc.command.cli import main
 from posenc.encoding import claims
 from posenc.encoding.claims import ClaimError, tried
 from posenc.encoding.pieces import Bias, Distance, Function, Meeting, Value
-from posenc.tools.cli import main
 from tests.backends.grounds import KINDS, built
 from tests.rows import with_more
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import posenc
-import posenc.tools.compare
+import posenc_lab.compare
+from posenc.command.cli import main
 from posenc.schemes.catalog import entries_of
-from posenc.tools.cli import main
-from posenc.tools.kit.command import stdout
+from posenc_lab.kit.command import stdout
 from tests.compare.small import write_text
 
 UNREADABLE = "/proc/self/mem"  # even root cannot read it from its beginning
@@ -33,14 +33,14 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return out / "report.html"
 
     fake = SimpleNamespace(write=write, terminal_table=lambda records: "the table")
-    monkeypatch.setitem(sys.modules, "posenc.tools.compare.report", fake)
-    monkeypatch.setattr(posenc.tools.compare, "report", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "posenc_lab.compare.report", fake)
+    monkeypatch.setattr(posenc_lab.compare, "report", fake, raising=False)
     return written
 
 
 def test_help_and_version_do_not_wait_for_torch() -> None:
     script = (
-        "import sys; from posenc.tools.cli import main\n"
+        "import sys; from posenc.command.cli import main\n"
         "try: assert main(sys.argv[1:]) == 0\n"
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'numpy', 'rich', 'matplotlib'} & set(sys.modules)"
@@ -57,7 +57,7 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
         assert shown in done.stdout
 
 
-@pytest.mark.parametrize("module", ["posenc", "posenc.tools.cli"])
+@pytest.mark.parametrize("module", ["posenc", "posenc.command.cli"])
 def test_it_runs_as_a_module(module: str) -> None:
     done = subprocess.run([sys.executable, "-m", module, "compair"], capture_output=True, text=True)
     assert done.returncode == 2
@@ -105,8 +105,8 @@ def test_type_checkers_are_told_of_every_public_name_where_it_is() -> None:
 @pytest.mark.more
 def test_no_file_hides_a_public_name() -> None:
     script = (
-        "import importlib, pkgutil, types, posenc, posenc.tools.check\n"
-        "for room in (posenc, posenc.tools.check):\n"
+        "import importlib, pkgutil, types, posenc, posenc_check\n"
+        "for room in (posenc, posenc_check):\n"
         "    for file in pkgutil.iter_modules(room.__path__):\n"
         "        if file.name != '__main__': importlib.import_module(f'{room.__name__}.{file.name}')\n"
         "    modules = [name for name in room.__all__ if isinstance(getattr(room, name), types.ModuleType)]\n"
@@ -125,7 +125,7 @@ def test_bare_posenc_is_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_command_is_named_with_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compair", "--steps", "3"]) == 2
-    known = "choose, compare, extend, laws, plot, explore, bench, check, export, kernel, schemes"
+    known = "bench, check, choose, compare, explore, export, extend, kernel, laws, plot, schemes"
     message = f"command must be one of {known}, got 'compair' (did you mean 'compare'?) (see posenc --help)"
     assert capsys.readouterr().err == f"posenc: error: {message}\n"
 
@@ -152,7 +152,7 @@ def test_a_report_that_cannot_be_written_leaves_the_records(
     def write(records: list[Any], out: Path) -> Path:
         raise stop
 
-    monkeypatch.setattr(sys.modules["posenc.tools.compare.report"], "write", write)
+    monkeypatch.setattr(sys.modules["posenc_lab.compare.report"], "write", write)
     text, out = write_text(tmp_path / "text.txt"), tmp_path / "out"
     assert main(["compare", "--text", str(text), "--schemes", "nope", "--out", str(out), *SMALL]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
@@ -234,7 +234,7 @@ def test_interrupting_leaves_a_partial_report_and_is_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], reports: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["compare", "--text", str(write_text(tmp_path / "text")), "--out", str(tmp_path / "out"), *SMALL]
-    monkeypatch.setattr("posenc.tools.compare.compare._Lab.time_steps", _interrupt)
+    monkeypatch.setattr("posenc_lab.compare.compare._Lab.time_steps", _interrupt)
     assert main([*command, "--schemes", "nope"]) == 1
     shown = capsys.readouterr()
     assert "A partial report: " in shown.out
@@ -256,7 +256,7 @@ def test_what_fails_on_the_way_leaves_a_partial_report_and_is_1(
 
     command = ["compare", "--text", str(write_text(tmp_path / "text")), "--out", str(tmp_path / "out"), *SMALL]
     with monkeypatch.context() as patched:
-        patched.setattr("posenc.tools.compare.compare._Lab.time_steps", fail)
+        patched.setattr("posenc_lab.compare.compare._Lab.time_steps", fail)
         assert main([*command, "--schemes", "nope"]) == 1
     shown = capsys.readouterr()
     assert "A partial report: " in shown.out
@@ -323,23 +323,32 @@ def test_the_name_of_two_schemes_is_an_error_that_names_both() -> None:
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert main(["schemes"]) == 1
-    assert "rich" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["plot", "overview"]) == 1
+    assert "is not installed: pip install 'posenc-lab'" in capsys.readouterr().err
+
+
+def test_a_command_of_a_package_that_is_not_installed_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("posenc.command.cli.entry_points", lambda group: ())
+    assert main(["check", "rope"]) == 2
+    assert capsys.readouterr().err == "posenc: error: posenc check needs posenc-check: pip install 'posenc-check'\n"
 
 
 @pytest.mark.parametrize(
-    ("package", "extra"), [("sklearn.datasets", "images"), ("uvicorn", "explore"), ("numpy", "lab")]
+    ("package", "needed"),
+    [("sklearn.datasets", "posenc-lab[images]"), ("uvicorn", "posenc-lab[explore]"), ("torch", "posenc")],
 )
 def test_what_is_not_installed_is_told_with_what_brings_it(
-    package: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    package: str, needed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def missing(_: object) -> None:
         raise ModuleNotFoundError(name=package)
 
-    monkeypatch.setattr("posenc.tools.cli._schemes", missing)
+    monkeypatch.setattr("posenc.command.cli._schemes", missing)
     assert main(["schemes"]) == 1
-    assert f"{package} is not installed: pip install 'posenc[{extra}]'" in capsys.readouterr().err
+    assert f"{package} is not installed: pip install '{needed}'" in capsys.readouterr().err
 
 
 def test_a_text_of_ones_own_gives_a_report_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 import posenc
 from posenc import Scheme
 from posenc.schemes.catalog import CATALOG
-from posenc.tools.plot.command import FIGURES
+from posenc_lab.plot.command import FIGURES
 from tests.cases import CASES
 
 ROOT = Path(__file__).parents[1]

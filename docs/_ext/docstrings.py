@@ -109,7 +109,7 @@ def process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: li
 
 def public(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Element) -> nodes.Element | None:
     """Where a name is documented that was not found where it stands: ``posenc.positions.positions.Positions`` as
-    ``posenc.Positions``, `Finding` as ``posenc.tools.laws.probe.Finding``."""
+    ``posenc.Positions``, `Finding` as ``posenc_lab.laws.probe.Finding``."""
     if node.get("refdomain") != "py":
         return None
     python, target = env.domains.python_domain, str(node.get("reftarget"))

@@ -14,7 +14,7 @@ from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.osutil import relative_uri
 
-from posenc.tools.explore.page import STATIC
+from posenc_lab.explore.page import STATIC
 
 EXPORT = Path(__file__).parents[1] / "_static" / "explorer.html"
 ADDRESS = re.compile(r"(?P<figure>[\w-]+)(?P<state>(&[\w.-]+=[\w.,:%+-]+)*)")

@@ -8,7 +8,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-from posenc.tools.explore.lesson import STEPS, Step, lesson
+from posenc_lab.explore.lesson import STEPS, Step, lesson
 
 DOCS = Path(__file__).parents[1]
 PAGES = DOCS / "learn"

@@ -5,7 +5,7 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.writers.html5 import HTML5Translator
 
-from posenc.tools.explore import mathml as explore
+from posenc_lab.explore import mathml as explore
 
 
 def mathml(latex: str, display: str) -> str:

@@ -16,9 +16,9 @@ from sphinx.util.display import status_iterator
 import posenc
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import GIVEN, Entry, Law
-from posenc.tools.kit.style import saved
-from posenc.tools.laws.table import audit
-from posenc.tools.plot.overview import overview
+from posenc_lab.kit.style import saved
+from posenc_lab.laws.table import audit
+from posenc_lab.plot.overview import overview
 
 DOCS = Path(__file__).parents[1]
 PAGES = DOCS / "schemes"

@@ -9,7 +9,7 @@ from posenc.encoding.claims import coordinates
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Distance, Meeting, Value
 from posenc.positions.positions import Positions
-from posenc.tools.bench.measure import Make, Work
+from posenc_lab.bench.measure import Make, Work
 
 # Products over the channels of a head, in a forward pass and in a training step. For a pair of tokens: its score and
 # its part of the output; in the backward pass the score again, and the gradients of weight, value, query and key.

@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from posenc import T5, ALiBi, Positions, RoPE
 from posenc.models import ForwardPass
-from posenc.tools.compare.compare import build_model
-from posenc.tools.compare.tasks import configured
-from posenc.tools.compare.train import loss_of, optimizer_for, step_of
-from posenc.tools.kit.turns import orders, ratios, spread
+from posenc_lab.compare.compare import build_model
+from posenc_lab.compare.tasks import configured
+from posenc_lab.compare.train import loss_of, optimizer_for, step_of
+from posenc_lab.kit.turns import orders, ratios, spread
 
 BATCH, HEADS, TOKENS, HEAD_DIM = 1, 4, 64, 32
 REPEATS, CALLS, STEPS = 10, 200, 60

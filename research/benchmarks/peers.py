@@ -17,8 +17,8 @@ from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.t5 import T5
-from posenc.tools.bench.measure import Inputs, LeftOutError, Make, Work
-from posenc.tools.kit.machine import version_of
+from posenc_lab.bench.measure import Inputs, LeftOutError, Make, Work
+from posenc_lab.kit.machine import version_of
 
 PEERS = ("x-transformers", "rotary-embedding-torch", "transformers")
 FLEX = "FlexAttention, by hand"

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from posenc.tools.bench.tables import Record, of, schemes
-from posenc.tools.kit import style
-from posenc.tools.kit.turns import Spread
+from posenc_lab.bench.tables import Record, of, schemes
+from posenc_lab.kit import style
+from posenc_lab.kit.turns import Spread
 
 Block: TypeAlias = Mapping[str, Mapping[str, Spread | None]]
 """Rows of dots: for each series, the value of each row's name."""

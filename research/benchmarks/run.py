@@ -21,20 +21,20 @@ from torch.nn import functional as F
 import posenc
 from posenc.backends.native.backend import NATIVE
 from posenc.backends.native.build import cores
+from posenc.command.files import write_whole
 from posenc.encoding.encoding import Encoding
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
-from posenc.tools.bench import cases
-from posenc.tools.bench.measure import Inputs, Make, Work, race
-from posenc.tools.bench.run import kernel
-from posenc.tools.bench.settings import AUTO, DTYPES, Settings
-from posenc.tools.bench.tables import Table, busy, environment, number, printed
-from posenc.tools.kit import style
-from posenc.tools.kit.command import List, names, stdout
-from posenc.tools.kit.configuration import option
-from posenc.tools.kit.files import write_whole
-from posenc.tools.kit.machine import clock_of, device_of, machine, versions
-from posenc.tools.kit.report import as_markdown
+from posenc_lab.bench import cases
+from posenc_lab.bench.measure import Inputs, Make, Work, race
+from posenc_lab.bench.run import kernel
+from posenc_lab.bench.settings import AUTO, DTYPES, Settings
+from posenc_lab.bench.tables import Table, busy, environment, number, printed
+from posenc_lab.kit import style
+from posenc_lab.kit.command import List, names, stdout
+from posenc_lab.kit.configuration import option
+from posenc_lab.kit.machine import clock_of, device_of, machine, versions
+from posenc_lab.kit.report import as_markdown
 from research.benchmarks import limit, peers, pictures
 from research.benchmarks.neighbours import neighbours
 from research.benchmarks.tables import limit_of, tables

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Sequence
 
-from posenc.tools.bench.tables import (
+from posenc_lab.bench.tables import (
     PHASES,
     SPREAD,
     Record,

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".", "research/benchmarks", "docs", "docs/recipes")
 PAGES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
-TARGETS = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 FENCE = re.compile(
     r"(?:<!-- not run: (?P<reason>.*?) -->\s*)?^(?P<fence>`{3,})(?P<kind>\S*)[^\n]*\n(?P<text>.*?)^(?P=fence)$",
     re.S | re.M,

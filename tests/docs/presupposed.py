@@ -35,7 +35,7 @@ def apply_rotary(query, key, cos, sin):
 
 def conformance() -> dict[str, Any]:
     Path("my_model.py").write_text(ROTARY_EMBEDDING)
-    from posenc.tools.check import Layer as OfLayer
+    from posenc_check import Layer as OfLayer
 
     return {"Layer": OfLayer, "MyLayer": nn.Identity, "MyCache": list}
 

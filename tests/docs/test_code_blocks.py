@@ -15,8 +15,8 @@ import pytest
 import torch
 from matplotlib import pyplot
 
-from posenc.tools import cli
-from posenc.tools.plot.command import FIGURES
+from posenc.command import cli
+from posenc_lab.plot.command import FIGURES
 from tests.docs.pages import PAGES, ROOT, TARGETS, Block, blocks, patched
 from tests.docs.presupposed import PRESUPPOSED
 

@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import posenc
+from posenc.command import cli
 from posenc.schemes.catalog import CATALOG
-from posenc.tools import cli
 from tests.docs.pages import ROOT
 from tests.explore.browser import chromium, executable, watched
 

@@ -104,7 +104,7 @@ def environment(dry: bool) -> dict[str, str]:
     import torch
 
     import posenc
-    from posenc.tools.kit.machine import machine, version_of
+    from posenc_lab.kit.machine import machine, version_of
 
     about = {
         "posenc": posenc.__version__,
@@ -159,7 +159,7 @@ def clock_of(dry: bool, quick: bool, graphs: bool) -> Clock:
 
 def plan(schemes: Sequence[str] | None, lengths: Sequence[int]) -> Iterator[tuple[str, int, str]]:
     """What is timed, short texts first. ValueError for an unknown scheme or another length."""
-    from posenc.tools.bench import cases
+    from posenc_lab.bench import cases
 
     for name in schemes or ():
         cases.entries(name)
@@ -176,10 +176,10 @@ def timed(
     the call, and how another failed."""
     import torch
 
-    from posenc.tools.bench import cases
-    from posenc.tools.bench.measure import Inputs, LeftOutError
-    from posenc.tools.bench.settings import Settings
-    from posenc.tools.kit.turns import orders, ratios
+    from posenc_lab.bench import cases
+    from posenc_lab.bench.measure import Inputs, LeftOutError
+    from posenc_lab.bench.settings import Settings
+    from posenc_lab.kit.turns import orders, ratios
 
     torch.compiler.reset()
     sizes, device, training = DRY if dry else REAL, "cpu" if dry else "cuda", phase == "training"
@@ -260,7 +260,7 @@ def _line(text: str) -> str:
 
 def write(found: dict[str, Any], out: Path) -> None:
     """``gpu.json`` and ``gpu.md``, each whole or not at all."""
-    from posenc.tools.kit.files import write_whole
+    from posenc.command.files import write_whole
 
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "gpu.json", (json.dumps(found, indent=1) + "\n").encode())

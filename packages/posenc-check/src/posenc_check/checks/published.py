@@ -1,0 +1,561 @@
+"""Checks that a subject is the scheme that it claims to be (check 21)."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import chain, permutations, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import T5, Positions, Scheme, attention, logits
+from posenc_check.captured import (
+    EXCHANGED,
+    NO_SCORES,
+    captured_in,
+    of_all_tokens,
+    of_one_token,
+    onlookers,
+    scores_of,
+    sums_in,
+)
+from posenc_check.checks.rotations import fastest
+from posenc_check.like import UNKNOWN, Convention, Sizes, adopted, captured_sizes, sizes_of
+from posenc_check.outcome import Outcome, Outcomes, largest, near
+from posenc_check.subjects import (
+    Attention,
+    Batch,
+    Bias,
+    Layer,
+    NotApplicableError,
+    Rotary,
+    Subject,
+    applies,
+    asked,
+    require,
+)
+from posenc_check.trial import Case, Check, Plan, Trial
+
+UNIT = 2.0**-23  # of float32, in which phases and logarithms are usual
+
+
+def as_tensors(expected: Any, others: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What the scheme gives, under the name "", and what its other conventions give, by name."""
+    return {name: torch.tensor(x, dtype=torch.float64) for name, x in {"": expected, **others}.items()}
+
+
+def share_of_rounding(subject: Layer, batch: Batch) -> float:
+    """The share by which numbers may be off: 64 units of float32, and 4 more per position, for phases in float32."""
+    return (4 * (float(subject.places(batch).max()) if batch.grid is None else 0.0) + 64) * UNIT
+
+
+def from_itself(scores: Tensor, own: list[int]) -> Tensor:
+    """Scores minus that of each query for its ``own`` key: a softmax does not see what is added to a whole row."""
+    return scores - scores[..., range(len(own)), own][..., None]
+
+
+def scores_are_its(
+    subject: Rotary | Bias, batch: Batch, expected: Any, others: dict[str, Any], changed: Mapping[str, Any] = {}
+) -> Outcomes:
+    """What is added to scores, or products of rotated queries and keys, minus a token's own, against the scheme's."""
+    made, places = subject.make(**changed), subject.places(batch)
+    rows, columns = asked(batch)
+    if isinstance(subject, Rotary):
+        drawn = subject.content(batch)[:2]
+        query, key = (subject.rotate(made, x, places, which).double() for which, x in enumerate(drawn))
+        came = (query @ key.mT / subject.head_dim**0.5)[:, :, rows][..., columns]
+    else:
+        came = subject.bias(made, places[:, rows], places[:, columns]).double()
+    own = [columns.index(n) for n in rows]
+    given = as_tensors(expected, others)
+    seen = subject.visible(batch)[:, None, rows][..., columns] & ~given[""].isnan()  # NaN: the scheme leaves it open
+    came, *told = (from_itself(x, own).masked_fill(~seen, 0.0) for x in (came, *given.values()))
+    wanted = dict(zip(given, told, strict=True))
+    scheme = wanted[""]
+    applies(float(scheme.abs().max()) > 0, "the scheme gives nothing to any of these tokens")
+    if came.shape != scheme.shape and came.size(1) != 1:
+        yield "shape", Outcome(False, str(tuple(scheme.shape)), str(tuple(came.shape)))
+        return
+    came = came.expand_as(scheme)
+    share = (4 * (float(places.max()) * fastest(subject) if isinstance(subject, Rotary) else 0.0) + 32) * UNIT
+    said = name_of(came, wanted, share)
+    for head in range(came.size(1)):
+        one = scheme[:, head]
+        ok, says, shows = near(one, came[:, head], share * largest(one))
+        yield f"head {head}", Outcome(ok, says, shows + said)
+
+
+def compared(came: Tensor, wanted: dict[str, Tensor], tolerance: float) -> Outcome:
+    """`near` the scheme; and, where it is not, the outcome says what it is instead (see `name_of`)."""
+    outcome = near(wanted[""], came, tolerance)
+    if outcome.ok or came.shape != wanted[""].shape:
+        return outcome
+    said = name_of(came, wanted, tolerance / max(float(wanted[""].abs().max()), 1e-300))
+    return outcome._replace(came=outcome.came + said)
+
+
+def name_of(came: Tensor, wanted: dict[str, Tensor], share: float) -> str:
+    """Says which other convention of the scheme this is, or how many times the scheme; "" if it is neither."""
+    expected = wanted[""]
+    for name, other in wanted.items():
+        if name and near(other, came, share * largest(other)).ok:
+            require(not name.startswith(EXCHANGED), EXCHANGED)
+            return f". This is {name}"
+    times = float((came * expected).nansum() / (expected * expected).nansum())
+    if abs(times - 1) > share and near(times * expected, came, share * abs(times) * float(expected.abs().max())).ok:
+        return f". This is {times:.6g} times the scheme"
+    return ""
+
+
+def outputs_are_its(subject: Attention, batch: Batch, expected: Any, others: Any, tolerance: float) -> Outcome:
+    """The outputs against those of attention with the scheme, for the same queries, keys and values."""
+    came = subject.run(subject.make(), batch).detach().double()
+    return compared(came, as_tensors(expected, others), tolerance)
+
+
+def sums_heard_are_its(subject: Layer, batch: Batch, expected: Any, others: Any) -> Outcome:
+    """What is added to tokens where positions first enter, minus the first, against the vectors of the scheme."""
+    applies(len(batch.ids) == 2 and all(len(set(row)) == 1 for row in batch.ids), "the rows are not of one token each")
+    captured, front = sums_in(subject, subject.make(), batch), subject.registers
+    wanted = {name: x[0, front:] - x[0, front : front + 1] for name, x in as_tensors(expected, others).items()}
+    captured = [x for x in captured if x.shape == wanted[""].shape]  # several where something else is added, too
+    require(captured, "let positions be added to tokens before any other operation on both: no such sum was observed")
+    tolerance = share_of_rounding(subject, batch) * max(float(x.abs().max()) for x in (wanted[""], *captured))
+    if any(near(wanted[""], x, tolerance).ok for x in captured):
+        return Outcome(True, "", "")
+    return compared(captured[0], wanted, tolerance)
+
+
+def scores_heard_are_its(subject: Layer, batch: Batch, expected: Any, forms: Any) -> Outcomes:
+    """The scores of one repeated token against the scheme's: what it adds, plus any combination of its forms."""
+    at, captured = onlookers(subject, batch), scores_of(subject, subject.make(), of_one_token(batch))
+    require(captured, NO_SCORES)
+    came, front = captured[0][0][:, at], subject.registers
+    told, open_to = (torch.tensor(x, dtype=torch.float64) for x in (expected, forms))
+    if came.shape != told.shape:
+        yield "shape", Outcome(False, str(tuple(told.shape)), str(tuple(came.shape)))
+        return
+    seen = came.isfinite() & told.isfinite()
+    seen[..., :front] = False
+    came, told, open_to = (from_itself(x, at) for x in (came, told, open_to))
+    for head in range(came.size(0)):
+        here = seen[head]
+        wanted = (came[head] - told[head])[here]
+        basis = open_to[head][:, here]
+        possible = wanted.numel() >= 1.5 * len(basis) + 4
+        require(possible, "let it have more positions: there are too few pairs to tell the scheme from others")
+        left = wanted
+        if len(basis) and float(basis.abs().max()) > 0:
+            left = wanted - basis.T @ torch.linalg.lstsq(basis.T, wanted[:, None], driver="gelsd").solution[:, 0]
+        size = max(float(x[here].abs().max()) for x in (captured[0][0][:, at][head], came[head]))
+        tolerance = (share_of_rounding(subject, batch) if len(basis) else 64 * UNIT) * size
+        shown = torch.zeros_like(came[head])
+        shown[here] = left
+        fitted = torch.where(here, came[head] - shown, 0.0)
+        ok, says, shows = near(fitted, torch.where(here, came[head], 0.0), tolerance)
+        scaled = "" if ok else name_of(came[head][here], {"": told[head][here]}, tolerance / max(size, 1e-300))
+        yield f"head {head} [query, key]", Outcome(ok, says, shows + scaled)
+
+
+def scores_of_contents_are_its(subject: Layer, batch: Batch, expected: Any) -> Outcomes:
+    """The scores that a softmax is given, against those of the scheme for the same queries and keys."""
+    at, captured = onlookers(subject, batch), scores_of(subject, subject.make(), batch)
+    require(captured, NO_SCORES)
+    came, told = captured[0][:, :, at], torch.tensor(expected, dtype=torch.float64)
+    seen = came.isfinite() & told.isfinite()
+    seen[..., : subject.registers] = False
+    tolerance = share_of_rounding(subject, batch) * float(told[seen].abs().max())
+    told, came = (from_itself(x, at).masked_fill(~seen, 0.0) for x in (told, came))
+    for head in range(came.size(1)):
+        yield f"head {head} [row, query, key]", near(told[:, head], came[:, head], tolerance)
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+
+RULER = 300  # distances that are all tried: past it no scheme of text has more than a few steps
+FAR = (0, 1, 3, 8, 20, 46, 90, 127, 128, 300, 511, 512, 513, 1000, 1025, 2047, 4096, 10_000, 40_000, 100_000)
+GRIDS = ((3, 5), (5, 3), (1, 7), (7, 9))
+
+
+def _require(plan: Plan, *kinds: type) -> None:
+    require(plan.subject.like is not None, "claim `like`, the scheme of posenc that it is said to be")
+    applies(isinstance(plan.subject, kinds), "other things are compared of its kind")
+
+
+def _told(plan: Plan, long: int) -> Iterator[Batch]:
+    """Rows at awkward places, as far as there are so many positions; by the index where none can be told."""
+    subject = plan.subject
+    if subject.axes > 1:
+        for shape in GRIDS:
+            front = [range(2)] * (subject.axes - 2)
+            places = [list(p) for p in product(*front, *map(range, shape))]
+            if plan.has(max(map(max, places))) and subject.can("positions"):
+                yield replace(plan.text(1, len(places)), positions=[places])
+                mixed = [[p[n - 1] + 3 * n for n in range(subject.axes)] for p in places]
+                if plan.has(max(map(max, mixed))):
+                    yield replace(plan.text(1, len(places)), positions=[mixed])
+        return
+    for tokens in sorted({min(n, plan.limit) for n in (5, 23, long)}):
+        told = subject.can("positions")
+        asked = {tokens - 1} if subject.causal else {tokens - 1, tokens // 3, 0}
+        row = plan.line(1, tokens) if told else plan.text(1, tokens)
+        yield replace(row, queries=tuple(sorted(asked))) if tokens == long and told else row
+    if subject.can("positions"):
+        far = [p for p in FAR if plan.has(p)]
+        if len(far) > 1:
+            yield plan.row(far)
+    elif subject.takes("offset") and plan.has(1006):
+        yield plan.line(1, 7, start=1000)
+
+
+def _scores(plan: Plan) -> Iterator[Case]:
+    _require(plan, Rotary, Bias)
+    for batch in _told(plan, RULER):
+        yield Case(batch)
+
+
+def _other_options(plan: Plan) -> Iterator[Case]:
+    """Short rows of what each of the options that are claimed to count builds."""
+    _require(plan, Rotary, Bias)
+    function = callable(plan.subject.like) and not hasattr(plan.subject.like, "parameters")
+    require(function, "give `like` as a function of the options, to compare others too")
+    require(plan.subject.varied, "name in `varied` another value of each option, to run this")
+    for name, value in plan.subject.varied.items():
+        for batch in list(_told(plan, 60))[-2:]:
+            yield Case(batch, {"changed": {name: value}})
+
+
+def _outputs(plan: Plan) -> Iterator[Case]:
+    _require(plan, Attention)
+    for batch in _told(plan, RULER):
+        highest = int(plan.subject.places(batch).max())
+        yield Case(batch, {"tolerance": plan.tolerance(highest)})
+
+
+def _sums(plan: Plan) -> Iterator[Case]:
+    _require(plan, Layer)
+    for batch in _rows(plan, 40):
+        ids = [[5] * batch.tokens, [11] * batch.tokens]
+        yield Case(replace(batch, ids=ids, positions=batch.positions and batch.positions * 2))
+
+
+def _rows(plan: Plan, tokens: int) -> Iterator[Batch]:
+    """A row of that many tokens at least, or a grid."""
+    subject = plan.subject
+    if subject.takes("grid"):
+        window = None if isinstance(subject.window, int) else subject.window  # one window alone
+        for height, width in [window] if window else (subject.trained_grid or subject.max_grid or (7, 9), (3, 5)):
+            yield replace(plan.text(1, subject.registers + height * width), grid=(height, width))
+        return
+    if subject.axes > 1:
+        yield from _told(plan, 0)
+        return
+    tokens = min(tokens, plan.limit)
+    yield plan.text(1, tokens)
+    if subject.can("positions") and subject.axes == 1:
+        places = [p if p < tokens // 2 else p + 1000 for p in range(tokens)]
+        if plan.has(places[-1]):
+            yield plan.row(places)
+
+
+def _contents(plan: Plan) -> Iterator[Case]:
+    _require(plan, Layer)
+    for row in _rows(plan, 40):
+        tokens, (ids,) = row.tokens, row.ids
+        require(tokens >= 4, "let it have more positions: there are too few tokens")
+        other = [(n + 11) % 48 for n in ids]
+        half = tokens // 2  # queries of the later half, keys of the earlier
+        rows = [ids, ids[:half] + other[half:], other[:half] + ids[half:], other]
+        yield Case(replace(row, ids=rows, positions=row.positions and row.positions * 4))
+
+
+def _heard(plan: Plan) -> Iterator[Case]:
+    _require(plan, Layer)
+    threshold = plan.subject.threshold  # on both sides of it
+    around = [plan.text(1, n) for n in ((threshold, threshold + 1) if threshold else ()) if n <= plan.limit]
+    for batch in (*around, *_rows(plan, 257)):
+        yield Case(batch)
+
+
+Said = dict[str, Any]  # plain numbers, which a script can hold
+ROUND = 1e-10  # singular values below this share of the largest are rounding
+SAME = 1e-4  # the relative difference that rounding to float32 may cause
+
+
+def positions_of(subject: Subject, batch: Batch, tokens: Sequence[int], convention: Convention) -> Positions:
+    """The positions of these tokens of a batch, as the scheme takes them."""
+    places = subject.places(batch).cpu()
+    if batch.grid is not None and places.dim() == 2:
+        raster = torch.cartesian_prod(*map(torch.arange, batch.grid))
+        places = torch.cat((raster.new_zeros(subject.registers, 2), raster)).expand(len(batch.ids), -1, -1)
+    order = torch.tensor(batch.order or [list(range(batch.tokens))])
+    document = torch.tensor(batch.document or [[0] * batch.tokens])
+    coords = convention.places(places[:, tokens])
+    return Positions(coords, order=order[:, tokens], document=document[:, tokens])
+
+
+def of_each(
+    say: Callable[[Convention], Tensor], subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any]
+) -> Said:
+    """What the scheme gives, and what its other conventions give, by name, where that differs."""
+    usual, *more = adopted(subject, made, sizes, changed)
+    with _may_refuse(usual.scheme):
+        expected = say(usual)
+    others = {}
+    for convention in more:
+        with suppress(ValueError, NotImplementedError):
+            other = say(convention)
+            if other.shape == expected.shape and not torch.allclose(other, expected, equal_nan=True):
+                others[convention.name] = other.tolist()
+    return {"expected": expected.tolist(), "others": others}
+
+
+@contextmanager
+def _may_refuse(scheme: Scheme) -> Iterator[None]:
+    """Turns an error of the scheme, as of positions that it does not have, into NotApplicableError."""
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        raise NotApplicableError(f"nothing to do: {type(scheme).__name__} of posenc says {error}") from error
+
+
+def between_buckets(scheme: Scheme, away: Tensor) -> Tensor:
+    """Where float32 may round a distance into the bucket of T5 before: its logarithm is a whole number."""
+    found = torch.zeros_like(away, dtype=torch.bool)
+    for part in scheme.modules():
+        if isinstance(part, T5):
+            side = part.num_buckets // 2 if part.bidirectional else part.num_buckets
+            exact, shared = side // 2, side - side // 2
+            whole = {part.max_distance**m * exact ** (shared - m) for m in range(1, shared)}
+            for edge in part.edges:
+                found |= (away == edge) & (edge**shared in whole)
+    return found
+
+
+def scores(
+    subject: Subject,
+    batch: Batch,
+    convention: Convention,
+    query: Tensor,
+    key: Tensor,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    scale: float | None = None,
+) -> Tensor:
+    """The scheme's scores of queries and keys at these tokens; NaN where either of two buckets is right."""
+    of_queries, of_keys = (positions_of(subject, batch, tokens, convention) for tokens in (rows, columns))
+    said = logits(
+        query.double(),
+        key.double(),
+        convention.scheme,
+        query_positions=of_queries,
+        key_positions=of_keys,
+        is_causal=subject.causal,
+        scale=scale,
+    ).detach()
+    if of_keys.coords.dim() > 2:
+        return said
+    away = (of_keys.coords[:, None, :] - of_queries.coords[:, :, None]).abs()
+    return said.masked_fill(between_buckets(convention.scheme, away)[:, None], torch.nan)
+
+
+def its_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+    """The scheme's scores: for a rotation, of the subject's queries and keys; for a bias, of zeros."""
+    assert isinstance(subject, Rotary | Bias)
+    made, (rows, columns) = subject.make(**changed), asked(batch)
+    query: Tensor
+    key: Tensor
+    if isinstance(subject, Rotary):
+        query, key = subject.content(batch)[:2]
+    else:
+        heads = subject.bias(made, *(subject.places(batch)[:, tokens] for tokens in (rows, columns))).size(1)
+        query = key = torch.zeros(len(batch.ids), heads, batch.tokens, subject.head_dim, dtype=torch.float64)
+
+    def say(convention: Convention) -> Tensor:
+        return scores(subject, batch, convention, query[:, :, rows], key[:, :, columns], rows, columns)
+
+    return of_each(say, subject, made, Sizes(query.size(1), subject.head_dim), changed)
+
+
+def its_outputs(subject: Subject, batch: Batch, **_: Any) -> Said:
+    """The outputs of attention with the scheme, (rows, queries, heads, head_dim)."""
+    assert isinstance(subject, Attention)
+    query, key, value = (x.double() for x in subject.content(batch))
+    rows, columns = asked(batch)
+
+    def say(convention: Convention) -> Tensor:
+        out = attention(
+            query[:, :, rows],
+            key[:, :, columns],
+            value[:, :, columns],
+            convention.scheme,
+            query_positions=positions_of(subject, batch, rows, convention),
+            key_positions=positions_of(subject, batch, columns, convention),
+            is_causal=subject.causal,
+            backend="reference",
+        )
+        assert isinstance(out, Tensor)
+        return out.detach().transpose(1, 2)
+
+    return of_each(say, subject, subject.make(), Sizes(subject.heads, subject.head_dim), {})
+
+
+def its_vectors(subject: Subject, batch: Batch, **_: Any) -> Said:
+    """The vectors that the scheme adds, (rows, tokens, dim)."""
+
+    def say(convention: Convention) -> Tensor:
+        table = convention.scheme.table(positions_of(subject, batch, range(batch.tokens), convention), torch.float64)
+        if table is None:
+            raise ValueError("it adds no vectors")
+        return table.detach().expand(len(batch.ids), -1, -1)
+
+    made = subject.make()
+    return of_each(say, subject, made, sizes_of(subject, made), {})
+
+
+def its_forms(subject: Subject, batch: Batch, **_: Any) -> Said:
+    """What the scheme says of the scores of one repeated token, whose query q and key k are unknown.
+
+    A score is b(r) + q.a(r) + k.c(r) + q.M(r)k. ``expected`` is b, (heads, queries, keys), for the `onlookers`;
+    ``forms`` (heads, forms, queries, keys) are a basis of what a, c and M can give for any q and k.
+    """
+    made, at = subject.make(), onlookers(subject, batch)
+    sizes = captured_sizes(captured_in(subject, made, same := of_one_token(batch)), same)
+    require(sizes != UNKNOWN, NO_SCORES)
+    convention, everyone = adopted(subject, made, sizes, {})[0], range(batch.tokens)
+    head_dim = getattr(convention.scheme, "head_dim", 4)
+    count = 4 * head_dim + 9
+    drawn = torch.randn(
+        2, count + 2, sizes.heads or 1, 1, head_dim, generator=torch.Generator().manual_seed(3)
+    ).double()
+    drawn[:, 0] = 0.0
+    query, key = drawn[0].expand(-1, -1, len(at), -1), drawn[1].expand(-1, -1, batch.tokens, -1)
+    with _may_refuse(convention.scheme):
+        said = scores(subject, batch, convention, query, key, at, everyone)
+    expected, free = said[0], (said[1:] - said[0]).nan_to_num(0.0).transpose(0, 1)  # (heads, forms, queries, keys)
+    _, s, v = torch.linalg.svd(free[:, :-1].flatten(2), full_matrices=False)
+    kept = int((s > ROUND * s.amax().clamp(min=1e-300)).sum(-1).max())
+    forms = v[:, :kept]
+    last = free[:, -1].flatten(1)
+    left = last - torch.einsum("hfn,hfm,hm->hn", forms, forms, last)
+    applies(float(left.abs().max()) <= 1e-6 * float(last.abs().max()) + 1e-12, "the scheme is no sum of products")
+    return {"expected": expected.tolist(), "forms": forms.unflatten(-1, free.shape[2:]).tolist()}
+
+
+# -- of queries and keys that are captured -----------------------------------------------------------------------------
+
+
+def its_contents(subject: Subject, batch: Batch, **_: Any) -> Said:
+    """The scheme's scores of a layer's own queries and keys, (rows, heads, queries, keys), for the `onlookers`.
+
+    The queries and keys are found among the layer's products by four rows: the second has other tokens in one part, the
+    third in another part, and the fourth in both. In the scores of row 1 - row 2 - row 3 + row 4, only the product of
+    the change of queries with the change of keys is left.
+    """
+    assert isinstance(subject, Layer)
+    made, at = subject.make(), onlookers(subject, batch)
+    captured = captured_in(subject, made, batch)
+    attentions = of_all_tokens(captured, batch)
+    require(attentions, NO_SCORES)
+    came = attentions[0][0]
+    convention = adopted(subject, made, Sizes(came.size(1), captured.head_dim), {})[0]
+    scheme, unturned = convention.scheme, batch
+    if "rotate" in scheme.doors:  # with all tokens at one position, nothing is rotated
+        require(subject.can("positions"), "let call take `positions`, to find queries and keys before they are turned")
+        unturned = replace(batch, positions=[[subject.at(0)] * batch.tokens] * len(batch.ids))
+    with _may_refuse(scheme):
+        number, scale = queries_and_keys(subject, made, unturned, convention)
+        query, key = pairs_of(captured.products, came, getattr(scheme, "head_dim", None))[number]
+        given = None if scheme.scale is not None else subject.softmax_scale or scale
+        said = scores(subject, batch, convention, query[:, :, at], key, at, range(batch.tokens), given)
+    return {"expected": said.tolist()}
+
+
+def queries_and_keys(subject: Subject, made: Any, batch: Batch, convention: Convention) -> tuple[int, float]:
+    """The index in `pairs_of` of the queries and keys, and the factor by which their products are multiplied."""
+    captured, everyone = captured_in(subject, made, batch), range(batch.tokens)
+    ((came, _), *_), (asking, asked_of) = of_all_tokens(captured, batch), other_tokens(batch)
+
+    def moved(scores: Tensor) -> Tensor:
+        """The joint effect of queries and keys, without constants of a row, such as its maximum."""
+        together = (scores[0] - scores[1] - scores[2] + scores[3])[:, asking][..., asked_of]
+        return together - together.mean(-1, keepdim=True)
+
+    wanted = moved(came)
+    applies(wanted.isfinite().all(), "scores that would show its queries and keys are hidden")
+    for number, (query, key) in enumerate(
+        pairs_of(captured.products, came, getattr(convention.scheme, "head_dim", None))
+    ):
+        if share(moved(query @ key.mT), wanted) is not None:
+            # The scheme may scale them even where it rotates nothing.
+            said = scores(subject, batch, convention, query, key, everyone, everyone, 1.0)
+            return number, share(moved(said), wanted) or 1.0
+    raise NotApplicableError(
+        "nothing to do: no products of two of what it makes are its scores, so its queries and keys are not known"
+    )
+
+
+def share(ours: Tensor, theirs: Tensor) -> float | None:
+    """The factor by which ours must be multiplied to give theirs; None if there is none."""
+    found = float((ours * theirs).sum() / (ours * ours).sum().clamp(min=1e-300))
+    size = float(theirs.abs().max())
+    return found if size > 0 and float((found * ours - theirs).abs().max()) < SAME * size else None
+
+
+def other_tokens(batch: Batch) -> tuple[list[int], list[int]]:
+    """The tokens in which the second row differs from the first, and those in which the third does."""
+    applies(len(batch.ids) == 4, "the rows are not four")
+    first, second, third, fourth = batch.ids
+    asking, asked_of = ([n for n in range(batch.tokens) if row[n] != first[n]] for row in (second, third))
+    both = [second[n] if n in asking else third[n] for n in range(batch.tokens)]
+    right = both == fourth and asking and len(asked_of) > 1 and not set(asking) & set(asked_of)
+    applies(right, "the rows do not differ as they must")
+    return asking, asked_of
+
+
+def pairs_of(products: list[Tensor], scores: Tensor, head_dim: int | None) -> list[tuple[Tensor, Tensor]]:
+    """The candidates for queries and keys, (rows, heads, tokens, head_dim), among parts of these products."""
+    rows, heads, tokens = scores.size(0), scores.size(1), scores.size(-1)
+    found: list[tuple[int, Tensor]] = []
+    for x in products:
+        if x.dim() == 2 and x.size(0) == rows * tokens:
+            x = x.unflatten(0, (rows, tokens))
+        if x.dim() != 3 or x.shape[:2] != (rows, tokens):
+            continue
+        for parts, groups in product((1, 2, 3), [n for n in range(1, heads + 1) if heads % n == 0]):
+            width, rest = divmod(x.size(-1), parts * groups)
+            if rest or width != (head_dim or width):
+                continue
+            apart = [x.unflatten(-1, (parts, groups, width)).unbind(2)]
+            apart += [x.unflatten(-1, (groups, parts, width)).unbind(3)] if parts > 1 else []
+            for part in chain.from_iterable(apart):
+                found.append((groups, part.transpose(1, 2).repeat_interleave(heads // groups, 1).double()))
+    both = ((query, key) for (groups, query), (_, key) in permutations(found, 2) if groups == heads)
+    return [(query, key) for query, key in both if query.size(-1) == key.size(-1)]
+
+
+CHECK = Check(
+    number=21,
+    name="published",
+    rule="It is the scheme that it claims to be: with the same parameters it equals posenc's.",
+    why="With a bucket that begins one token late, the slope of another head, or a reversed ramp, every law holds, but "
+    "published weights give wrong results.",
+    pains=(7, 8, 16),
+    remedy="Compute it as the paper and its authors' code do: the docstring of the scheme in posenc has the formula.",
+    trials=(
+        Trial("scores", scores_are_its, _scores, oracle=its_scores, claims=("like",)),
+        Trial("other options", scores_are_its, _other_options, oracle=its_scores, claims=("like",)),
+        Trial("outputs", outputs_are_its, _outputs, oracle=its_outputs, claims=("like",)),
+        Trial("added vectors in a layer", sums_heard_are_its, _sums, oracle=its_vectors, claims=("like",)),
+        Trial("scores in a layer", scores_heard_are_its, _heard, oracle=its_forms, claims=("like",)),
+        Trial(
+            "contents in a layer",
+            scores_of_contents_are_its,
+            _contents,
+            oracle=its_contents,
+            claims=("like", "softmax_scale"),
+        ),
+    ),
+)

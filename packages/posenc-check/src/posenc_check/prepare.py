@@ -1,0 +1,283 @@
+"""Checks that a subject can be checked: its claims have the right types, a script can be made of it, and it runs."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from posenc.arguments import check_choice, check_flag, check_name, check_type, number, shown, whole
+from posenc.encoding.claims import ClaimError
+from posenc_check.checks.purity import equal
+from posenc_check.outcome import described, near
+from posenc_check.standalone import check_sources
+from posenc_check.state import kept
+from posenc_check.subjects import Attention, Batch, Layer, Model, NotApplicableError, Subject, kind_of
+from posenc_check.trial import Plan, padded
+from posenc_check.world import ORDERS, alone
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # those that outputs can be compared in
+
+
+def _each(name: str, values: Any, kind: type, kinds: str) -> None:
+    if not isinstance(values, list | tuple) or not all(isinstance(value, kind) for value in values):
+        raise ValueError(f"{name} must be a list or tuple of {kinds}, got {shown(values)}")
+
+
+def _sizes(name: str, values: Any, least: int = 1) -> None:
+    """A whole number for each of several axes."""
+    check_type(name, values, list, tuple)
+    for index, value in enumerate(values):
+        whole(f"{name}[{index}]", value, least)
+
+
+def _orders(name: str, values: Any) -> None:
+    _each(name, values, str, f"orders, of {', '.join(ORDERS)}")
+    for value in values:
+        check_choice(name, value, ORDERS)
+
+
+def _numbers(name: str, values: Any) -> None:
+    check_type(name, values, list, tuple, None)
+    for index, value in enumerate(values):
+        number(f"{name}[{index}]", value)
+
+
+def _of(*kinds: Any) -> Callable[[str, Any], object]:
+    return lambda name, value: check_type(name, value, *kinds)
+
+
+# The rule for each field of a subject, of any kind; optional fields may also be None.
+OF_FIELDS: dict[str, Callable[[str, Any], object]] = {
+    "options varied other_layout": _of(Mapping),
+    "refused backends": partial(_each, kind=Mapping, kinds="mappings"),
+    "causal linear_memory compiles exports symmetric normalized order_free": check_flag,
+    "axes max_positions distinct_to threshold depth heads head_dim dim shard_multiple": whole,
+    "sinks registers drawing": partial(whole, least=0),
+    "max_grid trained_grid": _sizes,
+    "base scale softmax_scale": partial(number, above=0),
+    "frequencies slopes": _numbers,
+    "dtype computes_in": partial(check_choice, choices=DTYPES),
+    "orders": _orders,
+    "window": lambda name, value: whole(name, value) if isinstance(value, int) else _sizes(name, value),
+    "window_shift": partial(_sizes, least=0),
+    "direction": partial(check_choice, choices=("forward", "backward")),
+    "layout": partial(check_choice, choices=("half", "interleaved")),
+    "state": partial(_each, kind=str, kinds="names"),
+    "flat": _of(Mapping, None),
+    "relative directed": _of(bool, None),
+    "heads_option": _of(str),
+    "device": _of(str, torch.device),
+    "seed": lambda name, value: callable(value) or whole(name, value, -(2**63), 2**64 - 1),  # what a generator takes
+}
+RULES = {name: rule for names, rule in OF_FIELDS.items() for name in names.split()}
+OPTIONAL = {"max_positions", "distinct_to", "threshold", "base", "scale", "frequencies", "slopes", "computes_in"}
+OPTIONAL |= {"softmax_scale", "layout", "rotary_dim", "flat", "relative", "directed", "direction"}
+OPTIONAL |= {"window", "max_grid", "trained_grid"}
+
+
+# Usual names of the parameters of call, by their names here: the first that this kind of subject has is suggested.
+USUAL: dict[tuple[str, ...], str] = {
+    ("positions", "query_positions"): "position_ids pos pos_ids position input_pos p t idx indices cache_position",
+    ("query_positions", "positions"): "q_pos q_positions context_position",
+    ("key_positions", "memory_positions"): "k_pos k_positions memory_position",
+    ("padding", "visible"): "attention_mask attn_mask mask key_padding_mask padding_mask pad_mask",
+    ("cache",): "past_key_values past_key_value past layer_past kv_cache cache_params memory_cache",
+    ("document", "query_document"): "segment_ids document_ids doc_ids sequence_ids seq_ids",
+    ("memory",): "context encoder_hidden_states kv",
+    ("grid",): "H W h w height width hw shape grid_size grid_thw",
+    ("query",): "q xq queries",
+    ("key",): "k xk keys",
+    ("offset",): "start start_pos seq_offset past_length",
+    ("query_length", "positions"): "seq_len seqlen length q_len tgt_len",
+    ("key_length",): "k_len kv_len src_len",
+}
+
+
+def prepared(subject: Subject, world: int = 1) -> tuple[Subject, str]:
+    """The subject in the dtype in which it is checked, float32 if it does not run in float64; and why. With ``world``
+    above 1 it is run in a process of its own, which is a group of one. Raises ValueError as `check` does."""
+    check_type("subject", subject, Subject)
+    _check_claims(subject)
+    check_sources(subject)
+    _check_parameters(subject)
+    if world > 1:
+        _check_divided(subject, world)
+        found, why = _that_runs(alone(subject))
+        _check_builds(found)
+        return replace(subject, dtype=found.dtype), why
+    subject, why = _that_runs(subject)
+    _check_builds(subject)
+    if subject.like is not None:
+        from posenc_check.like import check_like  # needs all backends
+
+        with quiet():
+            check_like(subject)
+    return subject, why
+
+
+def _check_claims(subject: Subject) -> None:
+    """Raises ValueError for a field of the subject with a wrong type or value."""
+    claims = {name: value for name, value in vars(subject).items() if value is not None or name not in OPTIONAL}
+    for name, rule in RULES.items():
+        if name in claims:
+            rule(name, claims[name])
+    if "rotary_dim" in claims:
+        whole("rotary_dim", claims["rotary_dim"], 1, claims.get("head_dim"))
+    if number("jitter", subject.jitter) < 0:
+        raise ValueError(f"jitter must be at least 0, got {subject.jitter}")
+    try:
+        float(torch.zeros((), device=subject.device))  # read too: "meta" holds no numbers
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device must be one that is here, got {str(subject.device)!r}, on which "
+            f"the subject does not run: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from None
+
+
+def _check_divided(subject: Subject, world: int) -> None:
+    """Raises ValueError for a subject that cannot be divided among so many processes."""
+    if not isinstance(subject, Attention | Layer) or not subject.orders:
+        raise ValueError(
+            f"with world={world} a subject must be an Attention, Layer or Model that claims orders=, such as "
+            f"orders=('contiguous', 'zigzag'), got a {type(subject).__name__} with orders={subject.orders!r}"
+        )
+    if torch.device(subject.device).type != "cpu":
+        raise ValueError(f"with world={world} device must be 'cpu', got {str(subject.device)!r}")
+    if subject.takes("visible"):
+        raise ValueError(
+            f"with world={world} call must not take `visible`, which would be of one process's keys: let it take "
+            "`query_document` and `key_document`, or a `shard`"
+        )
+
+
+def _check_parameters(subject: Subject) -> None:
+    """Raises ValueError for a parameter of ``call`` that this kind of subject does not provide."""
+    for parameter in list(signature(subject.call).parameters.values())[subject.by_place :] if subject.gives else ():
+        given = (*subject.gives, "shard")
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or parameter.name in given:
+            continue
+        what, name = f"a parameter of call for a {type(subject).__name__}", parameter.name
+        ours = next((ours for ours, theirs in USUAL.items() if name in theirs.split()), ())
+        usual = next((one for one in ours if one in subject.gives), None)
+        if usual is not None:
+            raise ValueError(
+                f"{what} must be one of {', '.join(subject.gives)}, got {name!r} (did you mean {usual!r}?)"
+            )
+        check_name(what, name, subject.gives)
+
+
+def _that_runs(subject: Subject) -> tuple[Subject, str]:
+    """The subject in float64; or in float32, and why, if it does not run in float64, or is not finite there alone."""
+    single, batch = replace(subject, dtype=torch.float32), _small(subject)
+    out: Any  # whatever call gives
+    try:
+        with quiet():
+            out = subject.run(subject.make(), batch)
+    except ClaimError:
+        raise
+    except (Exception, SystemExit) as error:
+        if subject.dtype == torch.float64:
+            return _that_runs(single)[0], f"run in float32: in float64 it raises {described(error)}"
+        raise ValueError(f"the subject does not run: {described(error)}. {_given_to(subject, batch)}") from error
+    if not isinstance(out, torch.Tensor):
+        more = ": end it with `return output`, or let it take a `cache`, if the second is one"
+        raise ValueError(
+            f"call must give a tensor (rows, tokens, …), got {kind_of(out)}{more * isinstance(out, tuple)}"
+        )
+    expected = (len(batch.ids), batch.tokens)
+    if out.dim() < 3 or out.shape[:2] != expected:
+        more = ": end it with `return output.transpose(0, 1)`" * (out.shape[:2] == expected[::-1])
+        raise ValueError(f"call must give (rows, tokens, …), here {expected} and more, got {tuple(out.shape)}{more}")
+    if subject.dtype == torch.float64:
+        for other in (batch, *_with_padding(subject)):
+            if _is_finite(subject, other) is False and _is_finite(single, other):
+                return single, "run in float32: in float64 some of the outputs are not finite"
+    return subject, ""
+
+
+def _small(subject: Subject) -> Batch:
+    plan = Plan(subject)
+    return plan.text(1, plan.room(5))
+
+
+def _with_padding(subject: Subject) -> Iterator[Batch]:
+    """Batches with padding at the beginning or end of a row, so that in causal attention some tokens see nothing."""
+    plan = Plan(subject)
+    tokens = min(5, plan.limit)
+    if subject.can("padding") and tokens > 2:
+        row = [False, False, *[True] * (tokens - 2)]
+        for mask in (row, row[::-1]):
+            for explicit in {False, subject.can("positions")}:
+                yield padded(plan, [mask, [True] * tokens], explicit)
+
+
+def _is_finite(subject: Subject, batch: Batch) -> bool | None:
+    """Whether the subject runs with finite outputs; None if it cannot be given such a batch."""
+    try:
+        with quiet():
+            return bool(subject.run(subject.make(), batch).isfinite().all())
+    except NotApplicableError:
+        return None
+    except (Exception, SystemExit):
+        return False
+
+
+def _check_builds(subject: Subject) -> None:
+    """Raises ValueError unless two builds from one seed are the same: ``seed`` must seed all generators in use."""
+    batch = _small(subject)
+    with quiet():
+        first, second = subject.make(), subject.make()
+        out, again, other = (subject.run(made, batch) for made in (first, first, second))
+    # A call that draws random numbers is found by the check of purity; and a buffer that affects no output, such as
+    # uninitialised memory, may hold anything.
+    if _alike(out, again) and not _alike(out, other):
+        held = [made.state_dict() if isinstance(made, nn.Module) else {} for made in (first, second)]
+        differing = next((repr(name) for name, x in held[0].items() if not _alike(x, held[1][name])), "its outputs")
+        seeds = f"seed={subject.seed.__qualname__} does" if callable(subject.seed) else "torch's seed does"
+        raise ValueError(
+            f"build must give the same from the same seed, got two that differ in {differing}, which {seeds} not fix. "
+            "Where NumPy, Python's random or another library draws it, claim seed=, a function of a number that "
+            "seeds all of them, such as keras.utils.set_random_seed"
+        )
+
+
+def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are the same up to rounding: the order of sums may depend on the alignment of memory."""
+    numbers = first.is_floating_point() and first.numel() > 0
+    return equal(first, second) or (numbers and near(first, second, 2**-20 * float(first.detach().abs().max())).ok)
+
+
+def _given_to(subject: Subject, batch: Batch) -> str:
+    """What a failing call was given, and what to claim to change that."""
+    kind, sizes = type(subject).__name__, [name for name in ("heads", "head_dim", "dim") if hasattr(subject, name)]
+    said = " and ".join(f"{name}={getattr(subject, name)}" for name in sizes)
+    if subject.needs("grid"):
+        return (
+            "Where a row has no grid, `grid` is None: give it a default, the shape that so many tokens have by itself"
+        )
+    if subject.on_grids:
+        grid = subject.grid_of(batch.tokens)
+        return f"It was given a grid of {grid}: where it has one grid and no other, claim that as max_grid= and window="
+    if isinstance(subject, Model):
+        return "x is ids (rows, tokens), and call is given what its parameters name"
+    return f"It was run with {said}: set what your code has by {kind}({', '.join(f'{name}=…' for name in sizes)})"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppresses warnings of the subject and logs of the compiler, and restores the global state that it changes."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with kept(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

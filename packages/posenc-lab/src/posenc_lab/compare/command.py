@@ -1,0 +1,137 @@
+"""``posenc compare``: compares positional encodings by training small models. torch is imported only when it runs."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posenc.command.options import failed, refused, words
+from posenc_lab.compare.config import CompareConfig
+from posenc_lab.compare.tasks import TASKS, configured, from_toml
+from posenc_lab.kit.command import add_options, given, reported, stdout
+from posenc_lab.kit.storage import is_address
+
+if TYPE_CHECKING:
+    from posenc_lab.compare.grid import Grid
+    from posenc_lab.executors.executor import Executor
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="compare schemes: train a small model with each, test it on longer inputs",
+        description="Trains the same small model with each scheme and tests it on longer inputs: on windows of a text "
+        "(the default), on images of digits at other resolutions (--task digits), on the order and distance of words "
+        "(--task classify), or on a puzzle. Writes records and a report. Run the same command again to resume. Lists "
+        "are separated by commas or spaces.",
+        epilog=f"Tasks: {', '.join(TASKS)}.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--out",
+        default="runs/compare",
+        help="folder of results; of a grid also an address: s3://… (default: %(default)s)",
+    )
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file with values for the options below, which override it"
+    )
+    files.add_argument(
+        "--grid", type=Path, metavar="FILE", help="the same, with a table [grid]: one comparison for each combination"
+    )
+    parser.add_argument("--on", metavar="WHERE", help="where a grid runs: local, slurm, ray, ray://HOST:PORT")
+    parser.add_argument("--processes", type=int, metavar="N", help="comparisons of a grid at once (default: all cores)")
+    add_options(parser, CompareConfig)
+
+
+def _configuration(arguments: argparse.Namespace) -> CompareConfig:
+    """The values of the file, overridden by those of the command line."""
+    values = given(arguments, CompareConfig)
+    if arguments.config is None:
+        return configured(values)
+    try:
+        return from_toml(arguments.config, **values)
+    except OSError as error:
+        raise ValueError(f"--config must be a file that can be read, got {words(error)}") from None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the comparison. Exit codes 0: done; 1: interrupted or failed, after a partial report; 2: wrong usage."""
+    if arguments.grid is not None:
+        return _run_grid(arguments)
+    try:
+        _require_no_grid(arguments)
+        config = _configuration(arguments)
+        from posenc_lab.compare.compare import (  # imports torch, which wrong arguments need not wait for
+            check,
+            compare,
+        )
+
+        check(config)
+    except ValueError as error:
+        return refused(error, "compare")
+
+    from posenc_lab.compare import report  # a missing matplotlib must fail before hours of training
+    from posenc_lab.compare.results import check as check_record
+
+    return reported(
+        lambda progress: compare(config, arguments.out, progress),
+        Path(arguments.out),
+        check_record,
+        report.write,
+        lambda records, console: console.print(report.terminal_table(records)),
+        "compare",
+    )
+
+
+def _require_no_grid(arguments: argparse.Namespace) -> None:
+    """ValueError for options that only a grid has."""
+    for name in ("on", "processes"):
+        if (value := getattr(arguments, name)) is not None:
+            raise ValueError(f"--{name} must be given with --grid, got {value!r} without")
+    if is_address(arguments.out):
+        raise ValueError(f"--out must be a folder, unless --grid is given, got {arguments.out!r}")
+
+
+def _run_grid(arguments: argparse.Namespace) -> int:
+    try:
+        if arguments.processes is not None and arguments.processes < 1:
+            raise ValueError(f"--processes must be at least 1, got {arguments.processes}")
+        from posenc_lab.compare.compare import check
+        from posenc_lab.compare.grid import grid_of
+        from posenc_lab.executors.choice import executor
+
+        try:
+            grid = grid_of(arguments.grid, arguments.out, **given(arguments, CompareConfig))
+        except OSError as error:
+            raise ValueError(f"--grid must be a file that can be read, got {words(error)}") from None
+        for cell in grid.cells:
+            check(cell.config)
+        logs = Path("runs/slurm" if is_address(arguments.out) else Path(arguments.out) / "slurm")
+        runs = executor(arguments.on or "local", arguments.processes, logs, grid.clusters)
+    except ValueError as error:
+        return refused(error, "compare")
+    return _reported_grid(grid, runs, arguments.out)
+
+
+def _reported_grid(grid: "Grid", runs: "Executor", out: str) -> int:
+    """Runs a grid and reports what there is, also if it was stopped."""
+
+    from posenc.command.progress import for_stream
+    from posenc_lab.compare import grid_report
+    from posenc_lab.compare.grid import run_grid
+
+    stopped = ""
+    try:
+        failures = run_grid(grid, runs, for_stream(sys.stderr))
+        if failures:
+            stopped = f"{len(failures)} of {len(grid.cells)} cells are not finished: see above"
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    found = {cell: records for cell in grid.cells if (records := cell.records())}
+    if found:
+        console = stdout()
+        path = grid_report.write(grid, found, out)
+        console.print(grid_report.terminal_table(grid, found))
+        console.print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)
+    return failed(f"{stopped}; the same command resumes") if stopped else 0

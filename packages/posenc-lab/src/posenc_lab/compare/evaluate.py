@@ -1,0 +1,144 @@
+"""Measures how well a model predicts text at its training length and other lengths, in bits per byte.
+
+Everything is measured on the same evaluation windows, each of the longest test length and inside one file, for every
+scheme and seed, and each measurement gives one number per window. So lengths, schemes and seeds can be paired window
+by window, and an interval over windows is one over pieces of text that do not overlap, also where the length measured
+is short and a window holds many pieces of it. A model always sees positions that start at 0.
+
+At a length L, of windows of M bytes, in which a byte is scored by the model's prediction from the bytes before it:
+
+- ``windows``: cut into pieces of L bytes, side by side from the end; every byte of a piece is scored, from the piece's
+  bytes before it: 1 to L of them. What is left over at the window's beginning, M mod L bytes, is not scored: lengths
+  that divide M score the same bytes, others a few less. Longer pieces do better because fewer bytes stand at a
+  beginning of a piece (the early-token curse).
+- ``sliding``: the last half of the window is scored, in strides of L/2, each from the L bytes that end there: every
+  byte is predicted from L/2 to L bytes. The same bytes are scored at every L.
+- ``final_tokens``: the last F bytes of the window alone, from one piece of the L bytes that end there: each is
+  predicted from L - F + 1 to L bytes. F is a quarter of the training length T, or fewer where windows are shorter than
+  T + F - 1. The same bytes are scored at every L, but for an L below F, where there are only L.
+- ``truncated``, once, at the training length: the same F bytes, each predicted from exactly the T bytes before it. The
+  gain of longer context is this loss minus that of ``final_tokens`` at the longest length.
+- ``by_position``, at the longest length: the mean over windows at each position, in buckets.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc_lab.compare.data import Bytes
+from posenc_lab.compare.task import Measures, Tick
+from posenc_lab.kit.files import rounded
+
+Bits = NDArray[np.float64]
+
+
+def plan(lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
+    """Every (kind, length) to measure for a trained model, in an order that reuses forward passes."""
+    kinds = [(kind, length) for length in lengths for kind in ("windows", "final_tokens", "sliding")]
+    kinds += [("truncated", train_length)] if lengths[-1] > train_length else []
+    return [*kinds, ("by_position", lengths[-1])]
+
+
+def tokens_to_score(lengths: Sequence[int], windows: int, train_length: int) -> int:
+    """The approximate number of tokens in all forward passes of the plan."""
+    truncated = final_tokens(lengths, train_length) * train_length if lengths[-1] > train_length else 0
+    return ((2 * len(lengths) - 1) * lengths[-1] + truncated) * windows
+
+
+def final_tokens(lengths: Sequence[int], train_length: int) -> int:
+    """F: the number of bytes at the end of a window that are scored, so that each has a training length before it."""
+    quarter, room = max(train_length // 4, 1), lengths[-1] - train_length + 1
+    return min(quarter, room) if lengths[-1] > train_length else quarter
+
+
+class Evaluator(Measures):
+    """Measures one model on evaluation windows (windows, longest length + 1 bytes): ``bits`` per byte for each window
+    and the ``tokens`` scored in each, or, by position, ``edges`` of the buckets, mean ``bits`` and ``stderr``."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        windows: Bytes,
+        lengths: Sequence[int],
+        train_length: int,
+        device: torch.device | str = "cpu",
+        tick: Tick = lambda tokens: None,
+    ) -> None:
+        super().__init__(model, tick)
+        self.windows = torch.from_numpy(windows.astype(np.int64)).to(device)
+        self.longest = lengths[-1]
+        self.final = final_tokens(lengths, train_length)
+        self.train_length = train_length
+        self._passes: dict[tuple[str, int], Bits] = {}
+        assert self.windows.size(1) == self.longest + 1
+
+    def _measure(self, kind: str, length: int) -> dict[str, Any]:
+        if kind == "by_position":
+            return self._by_position()
+        bits = {
+            "windows": lambda: self._side_by_side(length),
+            "final_tokens": lambda: self._side_by_side(length)[:, -min(self.final, length) :],
+            "sliding": lambda: self._sliding(length),
+            "truncated": self._truncated,
+        }[kind]()
+        return {"bits": list(map(rounded, bits.mean(axis=1))), "tokens": bits.shape[1]}
+
+    def _side_by_side(self, length: int) -> Bits:
+        stops = range(self.longest, length - 1, -length)
+        return self._pass("windows", length, [(stop - length, stop - length, stop) for stop in stops])
+
+    def _sliding(self, length: int) -> Bits:
+        begin = self.longest - max(self.longest // 2, 1)
+        stride = max(length // 2, 1)
+        stops = range(self.longest, begin, -stride)
+        pieces = [(max(stop - length, 0), max(stop - stride, begin), stop) for stop in stops]
+        if pieces == [(0, begin, self.longest)]:  # one piece, which side by side has as well
+            return self._side_by_side(self.longest)[:, begin:]
+        return self._pass("sliding", length, pieces)
+
+    def _truncated(self) -> Bits:
+        """Bits of the final bytes, each predicted from its own row of the training length."""
+        rows = self.windows.unfold(1, self.train_length + 1, 1)[:, -self.final :].flatten(0, 1)
+
+        def nats(part: Tensor) -> Tensor:
+            logits: Tensor = self.model(part[:, :-1])[:, -1]
+            return F.cross_entropy(logits.float(), part[:, -1], reduction="none").double().cpu()
+
+        found = self._run(nats, rows, self.train_length) / math.log(2)
+        return np.asarray(found.view(-1, self.final).numpy())
+
+    def _by_position(self) -> dict[str, Any]:
+        bits = self._side_by_side(self.longest)
+        # The loss changes fastest at the start of a text, so buckets start narrow and double in width.
+        edges = [0]
+        width = 1
+        while edges[-1] < self.longest:
+            edges.append(min(edges[-1] + width, self.longest))
+            width = min(edges[-1], max(self.train_length // 4, 1))
+        buckets = np.stack([bits[:, a:b].mean(axis=1) for a, b in pairwise(edges)])
+        stderr = buckets.std(axis=1, ddof=1) / math.sqrt(len(bits))
+        return {"edges": edges, "bits": list(map(rounded, buckets.mean(axis=1))), "stderr": list(map(rounded, stderr))}
+
+    def _pass(self, kind: str, length: int, pieces: list[tuple[int, int, int]]) -> Bits:
+        """Bits (windows, bytes) of all scored bytes. Pieces are (begin, first to score, stop), the last piece first."""
+        if (kind, length) not in self._passes:
+            self._passes[kind, length] = np.concatenate([self._score(*piece) for piece in reversed(pieces)], axis=1)
+        return self._passes[kind, length]
+
+    def _score(self, begin: int, first: int, stop: int) -> Bits:
+        """Bits of the bytes after ``first`` up to ``stop``, for a model that sees those from ``begin``."""
+
+        def nats(part: Tensor) -> Tensor:
+            logits: Tensor = self.model(part[:, begin:stop])[:, first - begin :]
+            target = part[:, first + 1 : stop + 1]
+            each = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), reduction="none")
+            return each.view(target.shape).double().cpu()
+
+        return np.asarray(self._run(nats, self.windows, stop - begin).numpy() / math.log(2))

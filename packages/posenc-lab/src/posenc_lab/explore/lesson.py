@@ -1,0 +1,122 @@
+"""Reads the lesson: the text of each step, one source for the page and for the documentation.
+
+The file of a step, ``lesson/NAME.md``, begins with its title. Then come the text, a question that is
+answered with the figure, a sentence for each kind of answer, and a sentence that leads to the next step:
+
+    ---
+    title: Why a model needs positions
+    ---
+    One to four short paragraphs, with $mathematics$.
+
+    ## Question
+    One or two sentences.
+
+    - `right`: what the answer shows. The page says "Right." before it.
+    - `some-mistake`: what this answer overlooks. The page says "Not yet." before it.
+
+    ## Next
+    One sentence.
+
+The figure is ``static/steps/NAME.js``, whose `question.judge` gives the key of an answer.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.rules_inline import StateInline
+from markupsafe import Markup
+
+from posenc_lab.explore.mathml import inline
+
+FOLDER = Path(__file__).parent / "lesson"
+STEPS = ("why", "add", "clockwork", "table", "turn", "bias", "beside", "longer", "stretch", "decide")
+ASIDE = {"images": "turn", "content": "bias"}
+"""Side paths, and the step that each belongs to."""
+
+FILE = re.compile(
+    r"---\ntitle: (?P<title>[^\n]+)\n---\n"
+    r"(?P<text>.+?)\n## Question\n(?P<question>.+?)\n(?P<answers>(?:\n- `.+?)+)(?:\n\n## Next\n(?P<next>.+?))?\n*",
+    re.DOTALL,
+)
+ANSWER = re.compile(r"\n- `(?P<key>[a-z-]+)`: (?P<words>[^\n]+(?:\n  [^\n]+)*)")
+MATH = re.compile(r"\$([^$\n]+)\$")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step as it is written, in Markdown. A side path has the number 0, and ``of`` is the step it belongs to."""
+
+    name: str
+    number: int
+    of: str
+    title: str
+    text: str
+    question: str
+    answers: dict[str, str]
+    next: str
+
+
+def read(path: Path) -> Step:
+    """The step of a file. ValueError with what is wrong in it."""
+    found = FILE.fullmatch(path.read_text(encoding="utf-8"))
+    if not found:
+        raise ValueError(
+            f"{path.name} must have its title between lines of ---, a text, ## Question with a list of answers, "
+            "and after that nothing but ## Next"
+        )
+    name = path.stem
+    if name not in (*STEPS, *ASIDE):
+        raise ValueError(f"{path.name} must be named after one of {', '.join((*STEPS, *ASIDE))}")
+    answers = {one["key"]: " ".join(one["words"].split()) for one in ANSWER.finditer(found["answers"])}
+    if "".join(one[0] for one in ANSWER.finditer(found["answers"])) != found["answers"].rstrip("\n"):
+        raise ValueError(f"{path.name} must list its answers as lines of - `key`: sentence, a key of small letters")
+    if next(iter(answers)) != "right" or len(answers) < 3:
+        raise ValueError(f"{path.name} must list `right` and then at least two others, got {', '.join(answers)}")
+    return Step(
+        name=name,
+        number=STEPS.index(name) + 1 if name in STEPS else 0,
+        of=ASIDE.get(name, ""),
+        title=found["title"],
+        text=found["text"].strip(),
+        question=found["question"].strip(),
+        answers=answers,
+        next=(found["next"] or "").strip(),
+    )
+
+
+def lesson() -> list[Step]:
+    """All steps in their order, then the side paths."""
+    return [read(FOLDER / f"{name}.md") for name in (*STEPS, *ASIDE)]
+
+
+def html(markdown: str) -> Markup:
+    """Markdown as HTML, its $mathematics$ as MathML."""
+    return Markup(_MARKDOWN.render(markdown))
+
+
+def html_of_line(markdown: str) -> Markup:
+    """The same without a paragraph around it."""
+    return Markup(_MARKDOWN.renderInline(markdown))
+
+
+def _math(state: StateInline, silent: bool) -> bool:
+    found = MATH.match(state.src, state.pos)
+    if not found:
+        return False
+    if not silent:
+        state.push("math", "", 0).content = found[1]
+    state.pos = found.end()
+    return True
+
+
+def _render_math(renderer: RendererHTML, tokens: Any, at: int, *rest: Any) -> str:
+    return inline(tokens[at].content)
+
+
+_MARKDOWN = MarkdownIt("commonmark", {"html": False})
+_MARKDOWN.inline.ruler.before("escape", "math", _math)
+_MARKDOWN.add_render_rule("math", _render_math)

@@ -1,0 +1,189 @@
+"""Summarises records of ``posenc compare`` and ``posenc extend`` as curves against length, and costs.
+
+``static/records.js`` does the same for records dropped into the page; tests compare the two.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posenc_lab.compare import results as compared
+from posenc_lab.compare import summary as comparison
+from posenc_lab.compare.accuracy import ACCURACY
+from posenc_lab.compare.drawing import BITS
+from posenc_lab.compare.tables import KIND
+from posenc_lab.compare.task import Answers
+from posenc_lab.compare.tasks import TASKS, task_of
+from posenc_lab.extend import results as extended
+from posenc_lab.extend import summary as extension
+from posenc_lab.extend.settings import CROPPED, PUZZLES
+from posenc_lab.kit.files import WORDS
+from posenc_lab.kit.records import FILE, Record, read
+from posenc_lab.kit.statistics import Interval, wilson
+
+COSTS = {
+    "step": ("speed", "step_ratio"),
+    "seconds": ("speed", "step_seconds"),
+    "bytes": ("training", "peak_bytes"),
+    "parameters": ("training", "parameters"),
+    "position": ("training", "position_parameters"),
+}
+"""The costs of a training: the kind of record and the field of each."""
+
+
+def _words(kinds: Mapping[str, Any]) -> dict[str, str]:
+    """The expected type of each field, in the words of an error."""
+    return {name: WORDS[kind] for name, kind in kinds.items()}
+
+
+BASELINE = {"final_tokens": "truncated"}
+"""For a kind of measurement, the kind that is its baseline, measured once at the trained length."""
+
+EXTEND: dict[str, Any] = {
+    "unit": BITS,
+    "better": "lower",
+    "score": "bits",
+    "lengths": "tokens shown",
+    "kinds": {"final": "the final tokens", **PUZZLES},
+    "instead": {puzzle: {"unit": "share found", "better": "higher"} for puzzle in PUZZLES},
+    "every": _words(extended.SHARED),
+    "results": {kind: _words(result) for kind, result in extended.KINDS.items()},
+}
+
+
+def measures() -> dict[str, Any]:
+    """The measurements of each task and of ``extend``: their unit, the kinds that are measured by length, the main one
+    first, and the required fields of every record and of each kind."""
+    return {name: _measures(name) for name in TASKS} | {"extend": EXTEND}
+
+
+def _measures(name: str) -> dict[str, Any]:
+    task = task_of(name)
+    answers = isinstance(task, Answers)
+    by_length = {kind: each.called for kind, each in task.kinds.items() if "edges" not in each.result}
+    return {
+        "unit": ACCURACY if answers else task.unit,
+        "better": "higher" if answers else "lower",
+        "score": task.score,
+        "lengths": task.lengths,
+        "kinds": dict(sorted(by_length.items(), key=lambda kind: kind[0] != KIND)),
+        "every": _words(compared.COMPARED),
+        "results": {kind: _words(result) for kind, result in compared.results_of(name).items()},
+    }
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """The curves and costs in the records of a folder.
+
+    A point of a curve is (mean, low, high, why): null without a number, with the reason. ``baselines`` are points that
+    every longer context is compared with; ``seeds`` counts the tested trainings of each scheme. ValueError for a folder
+    without records of either command, or with a damaged record.
+    """
+    if not (folder / FILE).is_file():
+        raise ValueError(f"records must be folders of posenc compare or posenc extend, with a {FILE}; got {folder}")
+    records = read(folder, _check)
+    known = {kind for each in measures().values() for kind in each["kinds"]} | {kind for kind, _ in COSTS.values()}
+    if not any(record["kind"] in known for record in records):
+        raise ValueError(f"{folder / FILE} holds nothing that posenc compare or posenc extend measured")
+    return {"name": str(folder), **summarised(records)}
+
+
+def summarised(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The same of records that are read and checked, without a name."""
+    return _extension(records) if _of_extend(records[-1]) else _comparison(records)
+
+
+def _of_extend(record: Mapping[str, Any]) -> bool:
+    about = record.get("configuration")
+    return isinstance(about, dict) and "scalings" in about
+
+
+def _check(record: Record) -> None:
+    (extended if _of_extend(record) else compared).check(record)
+
+
+def _comparison(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    found = comparison.Summary(records)
+    task = str(found.configuration.get("task", "text"))
+    return {
+        "task": task,
+        "trained": found.train_length,
+        "schemes": list(found.schemes),
+        "against": found.timed_against,
+        "left_out": found.left_out,
+        "seeds": {scheme: len(found.measured(scheme)) for scheme in found.schemes},
+        "steps": int(found.configuration.get("steps", 0)),
+        "source": _text(records),
+        "measures": [
+            {
+                "kind": kind,
+                "lengths": list(found.lengths(kind)),
+                "curves": {s: [_point(found, kind, s, n) for n in found.lengths(kind)] for s in found.schemes},
+                "baselines": _baselines(found, BASELINE.get(kind, "")),
+            }
+            for kind in _measures(task)["kinds"]
+            if found.lengths(kind) and kind not in BASELINE.values()
+        ],
+        "costs": {
+            scheme: {name: found.number(kind, scheme, result) for name, (kind, result) in COSTS.items()}
+            for scheme in found.schemes
+        },
+    }
+
+
+def _point(found: comparison.Summary, kind: str, scheme: str, length: int) -> list[Any]:
+    value = found.bits(kind, scheme, length)
+    return _estimate(value, found.no_value(scheme, length, kind) or "missing")
+
+
+def _baselines(found: comparison.Summary, kind: str) -> dict[str, list[Any]]:
+    """The baseline of each scheme; empty if it was not measured."""
+    return {s: _point(found, kind, s, found.train_length) for s in found.schemes if found.lengths(kind)}
+
+
+def _extension(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    found = extension.Summary(records)
+    measured = []
+    for kind in EXTEND["kinds"]:
+        lengths = found.lengths_of(kind)
+        if not lengths:
+            continue
+        if kind == "final":
+            curves = {s: [_estimate(found.bits(s, n)) for n in lengths] for s in found.scalings}
+            baselines = {CROPPED: _estimate(found.cropped())} if found.cropped() else {}
+        else:
+            curves = {s: [_share(found.found(kind, s, n)) for n in lengths] for s in found.scalings}
+            baselines = {}
+        measured.append({"kind": kind, "lengths": list(lengths), "curves": curves, "baselines": baselines})
+    return {
+        "task": "extend",
+        "trained": found.trained,
+        "schemes": list(found.scalings),
+        "against": "",
+        "left_out": 0,
+        "seeds": {},
+        "steps": 0,
+        "source": _text(records),
+        "measures": measured,
+        "costs": {},
+    }
+
+
+def _text(records: Sequence[Mapping[str, Any]]) -> str:
+    """What the last record was measured on, in words."""
+    return str((records[-1].get("text") or {}).get("about", ""))
+
+
+def _share(solved: tuple[int, int] | None) -> list[Any]:
+    return [None, None, None, "missing"] if solved is None else [*wilson(*solved), ""]
+
+
+def _estimate(value: comparison.Estimate | Interval | None, why: str = "missing") -> list[Any]:
+    if value is None:
+        return [None, None, None, why]
+    if not math.isfinite(value.mean):
+        return [None, None, None, "not finite"]
+    if not math.isfinite(value.high):
+        return [value.mean, None, None, "one piece"]
+    return [value.mean, value.low, value.high, ""]

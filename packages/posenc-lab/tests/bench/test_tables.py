@@ -1,0 +1,124 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from posenc_lab.bench.tables import Table, show, tables
+from posenc_lab.kit.report import as_markdown
+from tests.bench.made_up import mine, prices, taking
+
+NOTE = "† timed while other processes kept over 10% of the cores busy"
+
+
+def table(title: str, records: list[dict]) -> Table:  # type: ignore[type-arg]
+    return next(each for each in tables(records) if each.title == title)
+
+
+def test_the_price_is_the_ratio_of_what_auto_takes() -> None:
+    found = table("The price of position: forward", prices())
+    assert found.header == ("scheme", "auto takes", "512", "1,024", "regret")
+    assert found.rows == [
+        ("plain, ms", "", "1", "4", ""),
+        ("nope", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15", ""),
+        ("", "reference", "– (1)", "– (1)", ""),
+        ("alibi", "sdpa", "2.00 ± 0.15", "2.00 ± 0.15", ""),
+        ("", "reference", "– (1)", "– (1)", ""),
+    ]
+    assert found.notes == ["too slow for words"]
+    assert "plain causal scaled_dot_product_attention" in found.lead
+    assert table("The price of position: a training step", prices()).rows[0] == ("plain, ms", "", "4", "16", "")
+    assert table("Peak memory, MiB: a training step", prices()).rows == [
+        ("plain", "0.5", "0.5"),
+        ("nope", "1", "2"),
+        ("alibi", "1", "2"),
+    ]
+
+
+def test_regret_is_the_largest_ratio_to_the_fastest_backend() -> None:
+    short, long = prices(("alibi",))[0], prices(("alibi",))[2]
+    short["results"]["native"] = taking(0.0008, 0.8, 0.7, 0.9)  # where auto's takes 1 ms
+    long["results"]["chunked"] = taking(0.008, 2.0, 1.9, 2.1)
+    long["auto"] = "chunked"  # which takes 8 ms, and sdpa 4
+    found = table("The price of position: forward", [short, long])
+    assert found.header[-1] == "regret"
+    assert found.rows[1] == ("alibi", "sdpa → chunked", "1.00 ± 0.15", "2.00 ± 0.10", "2.00")
+    assert [row[:3] for row in found.rows[2:4]] == [("", "sdpa", "1.00 ± 0.15"), ("", "reference", "– (1)")]
+    found = table("The price of position: forward", [short])
+    assert found.rows[1][-1] == "1.25"
+    assert "the fastest one" in found.foot
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    records = [*prices(("nope",), (512, 1024)), *prices(("t5",), (512,))]
+    for each in records:
+        del each["results"]["reference"]
+    found = table("The price of position: forward", records)
+    assert found.header[-1] == "1,024"  # of one backend there is no regret
+    assert found.rows[-1] == ("t5", "sdpa", "1.00 ± 0.15", "– (1)")
+    assert found.notes == ["not measured"]
+
+
+def test_an_attention_of_ones_own_is_shown_to_be_equal_first() -> None:
+    found = table("my.py:attention beside posenc's alibi", mine())
+    assert found.header == ("phase", "tokens", "what", "off by", "ms", "over plain", "over posenc", "peak, MiB")
+    assert [tuple(row) for row in found.rows[:3]] == [
+        ("forward", "2,048", "plain", "", "2", "1", "", "1"),
+        ("forward", "2,048", "posenc (native)", "3e-07", "3", "1.50 ± 0.10", "", "2"),
+        ("forward", "2,048", "my.py:attention", "1e-06", "9", "4.50 ± 0.30", "3.00 ± 0.00", "64"),
+    ]
+    assert "0.0001 is allowed" in found.lead
+    wrong = mine()[:1]
+    wrong[0]["results"]["mine"] = {"left_out": "it is another function"}
+    wrong[0]["off"]["mine"]["output"] = None  # not finite
+    found = table("my.py:attention beside posenc's alibi", wrong)
+    assert tuple(found.rows[2]) == ("forward", "2,048", "my.py:attention", "∞", "– (1)", "", "", "")
+    assert found.lines == ["(1) it is another function"]
+
+
+def test_the_environment_stands_first() -> None:
+    first = tables(prices())[0]
+    assert first.title == "Environment"
+    expected = {
+        "tensors": "1 × 8 × length × 64, float32",
+        "rounds": "5 or more, until ratios are known to a tenth or 30 s are over",
+        "memory": "8.0 GiB",
+        "threads": "2",
+        "kernel, float": "v4, by a compiler",
+        "kernel, bfloat16": "none: nobody built it",
+        "other processes": "kept 0.1 to 0.1 of 2 cores busy",
+    }
+    assert expected.items() <= dict(first.rows).items()
+    rows = dict(tables([{**each, "others": None} for each in prices()])[0].rows)
+    assert rows["other processes"] == "not known: this system does not tell"
+    assert tables([]) == []
+
+
+def test_what_others_made_doubtful_is_marked_and_said() -> None:
+    short, long = prices(("alibi",))[0], prices(("alibi",))[2]
+    records = [{**short, "others": 0.2}, {**long, "others": 0.9}]  # of 2 cores: a tenth of them is no more than 0.2
+    found = table("The price of position: forward", records)
+    assert found.rows[1] == ("alibi", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15 †", "")
+    assert found.lines[:2] == ["(1) too slow for words", NOTE]
+    memory = table("Peak memory, MiB: forward", records)
+    assert (memory.rows[1], memory.lines) == (("alibi", "1", "2"), [])  # which no other process changes
+    console = Console(width=200, file=io.StringIO(), color_system=None)
+    show(records, console)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().startswith(
+        "Other processes kept up to 0.9 of 2 cores busy. The times of 1 of 2 groups are marked † and say little: "
+        "measure again, into another folder."
+    )
+    assert NOTE in console.file.getvalue()
+
+
+def test_the_terminal_and_markdown_have_every_table(capsys: pytest.CaptureFixture[str]) -> None:
+    records = [*prices(), *mine()]
+    show(records, Console(width=120))
+    shown = capsys.readouterr().out
+    for each in tables(records):
+        assert each.title in shown
+        lines = [line for line in as_markdown(each).splitlines() if line.startswith("|")]
+        assert len(lines) == len(each.rows) + 2
+        assert {line.count("|") for line in lines} == {len(each.header) + 1}
+    assert "(1) too slow for words" in shown
+    assert "**" not in shown

@@ -1,0 +1,102 @@
+"""Passes that are recorded as CUDA graphs. Tests that need a GPU are marked."""
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from posenc_lab.compare import data
+from posenc_lab.compare import train as train_module
+from posenc_lab.compare.compare import build_model
+from posenc_lab.compare.graphs import Recorded
+from posenc_lab.compare.train import train
+from tests.compare.small import small_config, write_text
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of a GPU."""
+    for name in ("device", "stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda given: nullcontext())
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_passes_are_recorded_once_and_the_model_stays_callable(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
+
+    def record(module: nn.Module, inputs: Any, allow_unused_input: bool) -> Any:
+        recorded.append((inputs, allow_unused_input))
+        whole = module.forward
+        module.forward = lambda *inputs: whole(*inputs) + 1  # as PyTorch's replaces it
+        return module
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
+    model = nn.Linear(3, 2)
+    learner, x = Recorded(model), torch.randn(4, 3)
+    assert [torch.equal(learner(x), model(x) + 1) for _ in range(2)] == [True, True]
+    assert len(recorded) == 1
+    assert recorded[0][0][0] is x
+    assert recorded[0][1]  # a scheme may have parameters that a length does not use
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_cannot_be_recorded_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors might be")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", refuse)
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    learner = Recorded(model)
+    slower = "recorded as CUDA graphs, so its training is slower: .* not permitted when stream is capturing$"
+    with pytest.warns(UserWarning, match=slower):
+        assert torch.equal(learner(x), model(x))
+    assert torch.equal(learner(x), model(x))  # it does not try again
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", ["learned", "rope", "t5", "fox", "stick_breaking"])
+def test_recorded_passes_train_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    config = small_config(write_text(tmp_path / "text"), steps=30, device="cuda")
+    text = data.load(config.text).train.draw
+
+    def trained(name: str) -> tuple[list[torch.Tensor], list[tuple[int, float]]]:
+        model = build_model(config, scheme, 0).to("cuda")
+        curve = train(model, text, config, 0, tmp_path / name).curve
+        return list(model.state_dict().values()), curve
+
+    recorded = trained("recorded")
+    monkeypatch.setattr(train_module, "replayed", lambda model: model)
+    as_it_is = trained("as it is")
+    torch.testing.assert_close(recorded, as_it_is)
+
+
+@pytest.mark.gpu
+def test_what_reads_numbers_back_is_not_recorded_and_the_next_model_is() -> None:
+    class ReadsBack(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = super().forward(x)
+            return found * found.detach().sum().item()
+
+    x = torch.randn(4, 3, device="cuda")
+    stream = torch.cuda.current_stream()
+    with pytest.warns(UserWarning, match="cannot be recorded as CUDA graphs"):
+        Recorded(ReadsBack(3, 2).to("cuda"))(x)
+    assert torch.cuda.current_stream() == stream
+    model = nn.Linear(3, 2).to("cuda")
+    learner = Recorded(model)
+    for _ in range(3):
+        x = torch.randn(4, 3, device="cuda")
+        torch.testing.assert_close(learner(x), model(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_gpu_than_the_current_one_is_trained() -> None:
+    model = nn.Linear(3, 2).to("cuda:1")
+    learner = Recorded(model)
+    for _ in range(3):
+        x = torch.randn(4, 3, device="cuda:1")
+        torch.testing.assert_close(learner(x), model(x))

@@ -1,0 +1,301 @@
+"""Grids: which cells a file has, that each is measured once whoever runs it, and what is told of all."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc.command.cli import main
+from posenc.command.progress import Progress
+from posenc_lab.compare import grid_report
+from posenc_lab.compare.compare import compare, resolved
+from posenc_lab.compare.grid import BUSY, Cell, Grid, described, finished, grid_of, run_cell, run_grid
+from posenc_lab.executors import choice
+from posenc_lab.executors.executor import Ended, Job, Run
+from posenc_lab.kit import storage
+from posenc_lab.kit.records import Records
+from tests.compare.small import small_config, untimed, write_text
+
+SMALL = {
+    name: value
+    for name, value in small_config(Path("t"), timed=False).to_dict().items()
+    if name in ("train_length", "steps", "layers", "dim", "heads", "batch_size", "windows", "timed")
+}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    return str(write_text(tmp_path / "text.txt"))
+
+
+def file_of(folder: Path, varied: dict[str, Any] | str, **shared: Any) -> Path:
+    lines = [f"{name} = {json.dumps(value)}" for name, value in shared.items()]
+    varied = varied if isinstance(varied, str) else "\n".join(f"{n} = {json.dumps(v)}" for n, v in varied.items())
+    path = folder / "grid.toml"
+    path.write_text("\n".join([*lines, "[grid]", varied]))
+    return path
+
+
+def small_grid(folder: Path, text: str, **varied: Any) -> Grid:
+    shared = {name: value for name, value in {**SMALL, "text": [text]}.items() if name not in varied}
+    return grid_of(file_of(folder, varied, **shared), str(folder / "out"))
+
+
+def here(run: Run[Job], jobs: Sequence[Job]) -> Ended[Job]:
+    """An executor without processes."""
+    for job in jobs:
+        yield job, run(job)
+
+
+def test_cells_are_all_combinations_in_order(tmp_path: Path, text: str) -> None:
+    grid = small_grid(tmp_path, text, seeds=[0, 1], schemes=["nope", "rope+alibi"], test_lengths=[[16], [16, 32]])
+    found = [(c.config.seeds, c.config.schemes, c.config.test_lengths) for c in grid.cells]
+    pairs = [((seed,), (scheme,)) for seed in (0, 1) for scheme in ("nope", "rope+alibi")]
+    assert found == [(*pair, lengths) for pair in pairs for lengths in ((16,), (16, 32))]
+    assert len({cell.name for cell in grid.cells}) == 8
+    assert described(grid.cells[3], grid.varied) == "seeds 0, rope+alibi, test_lengths 16 32"
+    # A name does not depend on the order in a file, nor on what else is in the grid.
+    other = small_grid(tmp_path, text, schemes=["rope+alibi"], seeds=[1], test_lengths=[[16, 32]])
+    assert other.cells == grid.cells[-1:]
+    assert other.cells[0].name == grid.cells[-1].name
+
+
+def test_all_schemes_are_a_cell_each(tmp_path: Path) -> None:
+    path = file_of(tmp_path, {"task": ["copy", "classify"], "schemes": ["all", "rope"]})
+    grid = grid_of(path, "out", steps=3)
+    by_task = {task: [c.config.schemes for c in grid.cells if c.config.task == task] for task in ("copy", "classify")}
+    for task, schemes in by_task.items():
+        every = resolved(grid_of(file_of(tmp_path, {"task": [task]}, schemes=["all"]), "out").cells[0].config).schemes
+        assert schemes == [(scheme,) for scheme in every]
+    assert all(cell.config.steps == 3 for cell in grid.cells)
+
+
+REFUSED = {
+    r"must have a table \[grid\] with lists of values, got \{\}": "",
+    r"an option of \[grid\] must be one of .*, got 'scheme' \(did you mean 'schemes'\?\)": {"scheme": ["nope"]},
+    r"steps of \[grid\] must be a list of values, one for each cell, got 3": {"steps": 3},
+    r"\[grid\] must have at most 10000 combinations of values, got 10100": {
+        "steps": [*range(101)],
+        "heads": [*range(100)],
+    },
+    r"dim must be given once, got it in \[grid\] and for all cells": {"dim": [16]},
+    r"tune would tune each scheme once for every seed in \[grid\]: give seeds for all": {"seeds": [1], "tune": [True]},
+    r"train_length must be .* 4, got 2": {"train_length": [2]},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_wrong_grid_is_refused(message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = file_of(tmp_path, REFUSED[message], dim=32)
+    with pytest.raises(ValueError, match=message):
+        grid_of(path, "out")
+    assert main(["compare", "--grid", str(path)]) == 2
+    assert capsys.readouterr().err.endswith("(see posenc compare --help)\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--on", "ray"], "--on must be given with --grid, got 'ray' without"),
+        (["--processes", "2"], "--processes must be given with --grid, got 2 without"),
+        (["--out", "s3://a/b"], "--out must be a folder, unless --grid is given, got 's3://a/b'"),
+        (["--grid", "none.toml"], "--grid must be a file that can be read, got none.toml: No such file or directory"),
+        (["--grid", "grid.toml", "--processes", "0"], "--processes must be at least 1, got 0"),
+        (["--grid", "grid.toml", "--on", "sge"], "on must be local, slurm, ray or ray://HOST:PORT, got 'sge'"),
+    ],
+)
+def test_wrong_usage_is_refused(
+    given: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file_of(tmp_path, {"schemes": ["nope"]}, **SMALL)
+    assert main(["compare", *given]) == 2
+    assert capsys.readouterr().err == f"posenc: error: {message} (see posenc compare --help)\n"
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Grid]:
+    """A grid of two schemes that was run."""
+    folder = tmp_path_factory.mktemp("grid")
+    text = str(write_text(folder / "text.txt"))
+    grid = small_grid(folder, text, schemes=["nope", "alibi"])
+    assert run_grid(grid, here, Progress()) == {}
+    return folder, grid
+
+
+def test_a_grid_measures_what_one_comparison_does(measured: tuple[Path, Grid], tmp_path: Path) -> None:
+    folder, grid = measured
+    config = small_config(folder / "text.txt", schemes=("nope", "alibi"), timed=False)
+    of_cells = [record for cell in grid.cells for record in cell.records()]
+    whole = compare(config, tmp_path / "whole")
+
+    def without_configuration(records: list[Any]) -> list[Any]:
+        return [{name: value for name, value in r.items() if name != "configuration"} for r in untimed(records)]
+
+    assert without_configuration(of_cells) == without_configuration(whole)
+    table = grid_report.terminal_table(grid, {cell: cell.records() for cell in grid.cells})
+    assert [str(each) for each in table.columns[0].cells] == ["nope", "alibi"]
+
+
+def test_what_is_finished_is_not_run_again(measured: tuple[Path, Grid]) -> None:
+    _, grid = measured
+
+    def none(run: Run[Job], jobs: Sequence[Job]) -> Ended[Job]:
+        assert not jobs
+        yield from ()
+
+    assert run_grid(grid, none, Progress()) == {}
+
+
+def test_finished_needs_every_record(measured: tuple[Path, Grid]) -> None:
+    _, grid = measured
+    cell = grid.cells[0]
+    records = cell.records()
+    assert finished(cell.config, records)
+    assert not any(finished(cell.config, records[:n] + records[n + 1 :]) for n in range(len(records)))
+    tuned = small_config(Path("t"), schemes=("nope",), timed=False, tune=True, tune_rates=(0.1,), tune_multipliers=())
+    assert not finished(tuned, records)
+    assert finished(tuned, [*records, {**records[0], "kind": "trial", "trial": 0}])
+
+
+def test_a_cell_that_another_process_runs_is_left_to_it(tmp_path: Path, text: str) -> None:
+    grid = small_grid(tmp_path, text, schemes=["nope"])
+    (cell,) = grid.cells
+    with Records(cell.folder):
+        assert run_cell(cell) == BUSY
+        assert run_grid(grid, here, Progress()) == {cell: BUSY}
+    assert cell.records() == []
+
+
+def test_records_at_an_address_are_whole(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell runs in the user's cache, and its records are put there once it is finished; not a second time."""
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    grid = small_grid(tmp_path, text, schemes=["nope"])
+    cell = Cell(grid.cells[0].config, "memory://grid/")
+    remote = Grid((cell,), ("schemes",), {})
+    assert cell.records() == []
+    put = storage.put_once
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "put_once", lambda address, data: (_ for _ in ()).throw(OSError("no network")))
+        with pytest.raises(OSError, match="no network"):
+            run_cell(cell)
+    kept = (cell.folder / "records.jsonl").read_bytes()
+    assert cell.records() == []
+    assert storage.put_once is put
+    assert run_grid(remote, here, Progress()) == {}
+    assert storage.get(f"{cell.place}/records.jsonl") == kept  # nothing was measured a second time
+    assert finished(cell.config, cell.records())
+    assert not cell.folder.exists()
+
+
+def test_other_grids_are_a_table(measured: tuple[Path, Grid], tmp_path: Path) -> None:
+    folder, _ = measured
+    grid = small_grid(folder, str(folder / "text.txt"), steps=[6, 12], schemes=["nope", "alibi"], seeds=[0, 1])
+    found = {cell: records for cell in grid.cells if (records := cell.records())}
+    # As if seed 1 of one scheme had been measured, and a cell of twelve steps.
+    one, twelve = grid.cells[1], grid.cells[4]
+    found[one] = [{**r, "seed": 1, "configuration": one.config.to_dict()} for r in found[grid.cells[0]]]
+    found[twelve] = [{**r, "fingerprint": "other"} for r in found[grid.cells[0]]]
+    table = grid_report.table_of(grid, found)
+    assert [column.text for column in table.columns][:4] == ["steps", "scheme", "score", "seeds"]
+    rows = [[cell.text for cell in row] for row in table.cells]
+    assert [row[:4] for row in rows] == [
+        ["6", "nope", "bits", "2"],
+        ["6", "alibi", "bits", "1"],
+        ["12", "nope", "bits", "1"],
+    ]
+    (sliding,) = (r for r in found[twelve] if (r["kind"], r.get("length")) == ("sliding", 16))
+    assert rows[2][4].startswith(f"{sum(sliding['bits']) / len(sliding['bits']):.3f} ± ")
+    path = grid_report.write(grid, found, str(tmp_path))
+    assert "4 of 8 cells have no records yet." in Path(path).read_text()
+
+
+def test_the_command_runs_a_grid_and_reports_it(
+    measured: tuple[Path, Grid], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an executor whose second cell fails, and then again: what is there stays."""
+    folder, _ = measured
+    shared = {name: value for name, value in SMALL.items() if name != "steps"}
+    path = file_of(folder, {"steps": [6, 7], "schemes": ["alibi"]}, text=[str(folder / "text.txt")], **shared)
+    tried: list[Any] = []
+
+    def failing(run: Run[Job], jobs: Sequence[Job]) -> Ended[Job]:
+        tried.append([cell.config.steps for cell in jobs])  # type: ignore[attr-defined]
+        for job in jobs:
+            yield job, "no memory"
+
+    given: list[Any] = []
+    monkeypatch.setattr(choice, "executor", lambda *arguments: given.append(arguments) or failing)
+    out = str(folder / "out")
+    assert main(["compare", "--grid", str(path), "--out", out, "--on", "slurm", "--processes", "3"]) == 1
+    assert given == [("slurm", 3, Path(out) / "slurm", {"slurm": {}, "ray": {}})]
+    assert tried == [[7]]
+    shown = capsys.readouterr()
+    assert "steps 7, alibi: no memory" in shown.err
+    assert shown.err.endswith("posenc: error: 1 of 2 cells are not finished: see above; the same command resumes\n")
+    assert f"A partial report: {out}/report.html" in shown.out
+
+
+def test_a_report_can_be_at_an_address(measured: tuple[Path, Grid], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fsspec")
+    _, grid = measured
+
+    def write(grid: Grid, found: object, folder: Path) -> Path:
+        (folder / "report.html").write_text("the report")
+        return folder / "report.html"
+
+    monkeypatch.setattr(grid_report, "_write", write)
+    path = grid_report.write(grid, {}, "memory://reported/")
+    assert path == "memory://reported/report.html"
+    assert storage.get(path) == b"the report"
+
+
+@pytest.mark.more
+def test_a_killed_and_an_interrupted_grid_go_on(tmp_path: Path, text: str) -> None:
+    """The real command: a cell is killed, and Ctrl-C at the terminal stops all; what the same command then makes is as
+    if nothing had happened."""
+    out = tmp_path / "out"
+    path = file_of(tmp_path, {"schemes": ["nope", "rope"]}, **{**SMALL, "steps": 300, "text": [text]})
+    command = [sys.executable, "-m", "posenc", "compare", "--grid", str(path), "--out", str(out), "--processes", "2"]
+    (first, second) = grid_of(path, str(out)).cells
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    for cell in (first, second):
+        until((cell.folder / "records.jsonl").exists)
+    os.kill(holder(first.folder / "records.jsonl"), signal.SIGKILL)
+    os.killpg(running.pid, signal.SIGINT)
+    _, said = running.communicate(timeout=200)
+    assert running.returncode == 1
+    assert said.splitlines()[-1].endswith("interrupted; the same command resumes")
+    assert not finished(first.config, first.records())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for cell in (first, second):
+        assert untimed(cell.records()) == untimed(compare(cell.config, tmp_path / cell.name))
+
+
+def holder(path: Path) -> int:
+    """The process that has a file open."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if any(link.resolve() == path for link in (process / "fd").iterdir()):
+                    return int(process.name)
+            except OSError:
+                continue
+    raise AssertionError(f"no process has {path} open")
+
+
+def until(fine: Any) -> None:
+    end = time.monotonic() + 100
+    while not fine():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,76 @@
+"""Jobs for several processes, as far as one process can tell."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from posenc_lab.compare import job
+from posenc_lab.compare.compare import build_model
+from posenc_lab.compare.tasks import configured, task_of
+from posenc_lab.compare.train import batch
+from posenc_lab.kit import processes
+from tests.compare.small import small_config, write_text
+
+
+def test_one_process_does_all_itself() -> None:
+    rows = torch.arange(6).view(3, 2)
+    assert (processes.world(), processes.rank()) == (1, 0)
+    with processes.joined(), processes.Lead() as lead, lead.together("a job"):
+        assert not torch.distributed.is_initialized()
+    mine, weight = processes.part_of(rows)
+    assert (mine is rows, weight) == (True, 1.0)
+    assert processes.divided(lambda part: part, rows) is rows
+    assert processes.each(lambda item: item + 1, [1]) == [2]
+    model = nn.Linear(2, 2)
+    assert processes.parallel(model, lambda model: model(torch.ones(2)).sum()) is model
+    assert model.weight.grad is None
+    processes.require_same("the step", 3)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Of rows with 1, 2, 3 and 4 targets, the first process of three has two."""
+    monkeypatch.setattr(processes, "world", lambda: 3)
+    monkeypatch.setattr(processes, "rank", lambda: rank)
+    rows = torch.tensor([[1], [2], [3], [4]])
+    mine, weight = processes.part_of(rows, lambda part: int(part.sum()))
+    assert (mine.tolist(), weight) == [([[1], [2]], 3 * 3 / 10), ([[3]], 3 * 3 / 10), ([[4]], 3 * 4 / 10)][rank]
+    mine, weight = processes.part_of(rows[:2])
+    assert (mine.tolist(), weight) == [([[1]], 1.5), ([[2]], 1.5), ([[1]], 0.0)][rank]
+
+
+def test_what_several_processes_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(processes, "world", lambda: 2)
+    monkeypatch.setattr(processes, "device_of", torch.device)
+    assert processes.own_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match=r"^device must be cpu or cuda with several processes, .*, got 'cuda:1'$"):
+        processes.own_device("cuda:1")
+
+    def gather(found: list[Any], value: Any) -> None:
+        found[:] = value, value + 1
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    with pytest.raises(
+        ValueError, match=r"^the steps in x must be the same in all processes, got 3, 4: give files that"
+    ):
+        processes.require_same("the steps in x", 3)
+    config = small_config(write_text(tmp_path / "text"))
+    training = job.Training(config, "other", "nope", 0, job.Rate(1.0), 0, tmp_path / "x", "")
+    monkeypatch.setattr(job, "jobs", lambda: iter([training]))
+    with pytest.raises(ValueError, match=r"^text must be the same in all processes, got \w+ and other$"):
+        job.follow(lambda *_: nn.Linear(1, 1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["text", "copy", "recall"])
+def test_targets_are_what_a_loss_is_the_mean_over(name: str, tmp_path: Path) -> None:
+    task = task_of(name)
+    config = configured({"task": name, "text": [str(write_text(tmp_path / "text"))], "train_length": 16, "dim": 16})
+    model = build_model(config, "nope", 0)
+    rows = batch(task.load(config).train, config, 0, 0)[:5]
+    parts = [float(task.loss(model, row)) * task.targets(row) for row in rows.split(1)]
+    # Float32, over some hundred targets.
+    assert sum(parts) / task.targets(rows) == pytest.approx(float(task.loss(model, rows)), rel=256 * 2**-23)

@@ -1,0 +1,296 @@
+"""The report as its reader's browser and terminal get it."""
+
+import base64
+import io
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from posenc_lab.compare import report
+from posenc_lab.compare.pictures import FIGURES
+from posenc_lab.compare.summary import Summary
+from tests.compare import made_up
+from tests.compare.test_summary import THREE, bits
+from tests.kit.pages import Page
+
+# Drawing takes longer than all else here, and the pictures have tests of their own.
+PIXEL = {name: {False: b"light " + name.encode(), True: b"dark " + name.encode()} for name in FIGURES}
+
+
+def page(records: list[dict[str, Any]]) -> Page:
+    parsed = Page(report.html(records, PIXEL))
+    assert not parsed.open
+    return parsed
+
+
+def test_it_is_one_file_that_asks_for_nothing() -> None:
+    html = report.html(made_up.records(), PIXEL)
+    assert "http:" not in html
+    assert "https:" not in html
+    assert not re.search(r"@import|url\(", html)
+    for tag, attributes in Page(html).tags:
+        assert tag not in ("script", "iframe", "object", "embed")
+        for name in ("src", "srcset", "href"):
+            assert attributes.get(name, "data:").startswith("data:")
+
+
+def test_every_figure_is_there_in_light_and_dark_and_described() -> None:
+    tags = page(made_up.records()).tags
+    dark = [a["srcset"] for tag, a in tags if tag == "source" and a["media"] == "(prefers-color-scheme: dark)"]
+    light = [a for tag, a in tags if tag == "img"]
+    assert len(light) == len(FIGURES)
+    assert all(len(a["alt"]) > 30 for a in light)
+    for sources, theme in ((dark, b"dark "), ([a["src"] for a in light], b"light ")):
+        assert {base64.b64decode(s.partition(",")[2]) for s in sources} == {theme + n.encode() for n in FIGURES}
+
+
+def test_every_scheme_has_its_numbers() -> None:
+    records = made_up.records()
+    parsed = page(records)
+    for scheme in made_up.SCHEMES:
+        row = parsed.row("schemes", scheme)
+        for cell, length in zip(row[1:6], made_up.LENGTHS, strict=True):
+            if scheme == "learned" and length > made_up.TRAIN_LENGTH:
+                assert cell == "undefined"
+            else:
+                assert cell.startswith(f"{bits(records, 'sliding', scheme, length).mean():.3f} ")
+        trained = next(r for r in records if r["kind"] == "training" and r["scheme"] == scheme)
+        timed = next(r for r in records if r["kind"] == "speed" and r["scheme"] == scheme)
+        assert row[6:] == [
+            f"{trained['parameters']:,} {trained['position_parameters']:,}",
+            f"{timed['step_ratio']:.2f}× {timed['low']:.2f}–{timed['high']:.2f}",
+            f"{trained['peak_bytes'] / 1e6:,.0f} MB",
+        ]
+    assert parsed.row("schemes", "learned")[0] == "learned undefined past 128"
+    assert "learned has 128 positions, 0 to 127; got position 255" in parsed.text
+
+
+def test_the_best_of_every_length_are_marked_from_three_seeds_on() -> None:
+    for seeds in ((0,), (0, 1)):
+        assert 'class="number best">' not in report.html(made_up.records(seeds=seeds), PIXEL)
+    records = made_up.records(seeds=THREE)
+    best = re.findall(r'class="number best">([\d.]+)<', report.html(records, PIXEL))
+    expected = [
+        ("rope", 64),
+        ("rope", 128),
+        ("alibi", 64),
+        ("alibi", 128),
+        ("alibi", 256),
+        ("alibi", 512),
+        ("alibi", 1024),
+    ]
+    assert best == [f"{bits(records, 'sliding', s, n).mean():.3f}" for s, n in expected]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"),
+    [((0,), "Over windows, with one seed"), ((0, 1), "windows and seeds"), (THREE, "windows and seeds")],
+)
+def test_paired_differences_say_what_they_stand_on(seeds: tuple[int, ...], said: str) -> None:
+    records = made_up.records(seeds=seeds)
+    parsed = page(records)
+    assert "Paired differences from nope" in parsed.text
+    assert said in parsed.text
+    assert ("Lower or higher: " in parsed.text) == (len(seeds) == 3)
+    row = parsed.row("differences", "alibi")
+    gap = (bits(records, "sliding", "alibi", 1024) - bits(records, "sliding", "nope", 1024)).mean()
+    assert row[5].startswith(f"−{abs(gap):.3f} −")
+    assert row[5].endswith(" lower") == (len(seeds) == 3)
+    assert row[6] == str(len(seeds))
+    assert not any(row[0].split()[0] == "nope" for row in parsed.tables["differences"][1:])
+
+
+def test_all_pairs_stand_in_a_matrix_at_the_training_length_and_at_the_longest() -> None:
+    records = made_up.records(seeds=THREE)
+    parsed = page(records)
+    for table, length in (("pairs-1", 128), ("pairs-2", 1024)):
+        schemes = [s for s in made_up.SCHEMES if s != "learned" or length <= made_up.TRAIN_LENGTH]
+        head, *rows = ([cell.strip() for cell in row] for row in parsed.tables[table])
+        assert head == ["minus", *schemes]
+        assert [row[0] for row in rows] == schemes
+        for one, row in zip(schemes, rows, strict=True):
+            for other, cell in zip(schemes, row[1:], strict=True):
+                gap = (bits(records, "sliding", one, length) - bits(records, "sliding", other, length)).mean()
+                assert cell == "" if one == other else cell.startswith(f"{gap:+.3f} ".replace("-", "−"))
+    assert parsed.row("pairs-2", "rope")[1].endswith(" higher")
+    assert parsed.row("pairs-2", "nope")[3].endswith(" lower")
+
+
+def test_the_reference_is_the_one_asked_for() -> None:
+    records = made_up.records()
+    for record in records:
+        record["configuration"] = {**record["configuration"], "reference": "rope"}
+    parsed = page(records)
+    assert "Paired differences from rope" in parsed.text
+    assert [row[0].strip() for row in parsed.tables["differences"][1:]] == ["nope", "learned", "sinusoidal", "alibi"]
+
+
+def test_the_range_of_a_step_time_is_shown() -> None:
+    records = made_up.records()
+    for record in records:
+        if (record["kind"], record["scheme"]) == ("speed", "rope"):
+            record |= {"low": 1.051, "high": 1.129}
+    assert page(records).row("schemes", "rope")[7] == "1.09× 1.05–1.13"
+
+
+def test_it_says_how_to_read_it_and_how_to_repeat_it() -> None:
+    text = " ".join(page(made_up.records()).text.split())
+    for said in (
+        "No scheme was tuned: all had one learning rate, 0.005 (positional parameters: times what the scheme's",
+        "This comparison has one seed, so there are no verdicts: they need at least 3 seeds.",
+        "At the training length of 128 bytes, bits per byte are 2.30 with rope, 2.31 with alibi",
+        "What must not be concluded",
+        "The results are of one seed: the intervals cover the choice of examples",
+        "posenc compare --schemes nope,learned,sinusoidal,rope,alibi --text poems --train-length 128",
+        "poems: 1,234,567 bytes in 3 files",
+        "An Example 9000",
+        "8.0 GiB",
+        "2.13.0",
+        "2026-01-02T03:04:05+00:00",
+    ):
+        assert said in text
+
+
+def test_a_partial_run_says_what_is_missing() -> None:
+    records = made_up.records()
+    half = page(records[: len(records) // 2])
+    assert "This comparison is not finished" in half.text
+    assert "rope and alibi, seed 0: everything" in half.text
+    assert half.row("schemes", "rope")[1:] == ["missing"] * 5 + ["missing missing", "missing", "missing"]
+    assert "rope and alibi are not measured" in half.text
+    assert "This comparison is not finished" not in page(records).text
+
+
+def test_what_all_seeds_miss_is_said_once() -> None:
+    records = [r for r in made_up.records(seeds=THREE) if r["scheme"] != "rope" or r["seed"] == 1]
+    assert Summary(records).missing() == ["rope, seeds 0 and 2: everything"]
+
+
+def test_a_reason_is_said_once() -> None:
+    """Of schemes that do not apply, of seeds that are too few, and of the load of the machine."""
+    for seeds in ((0,), THREE):
+        text = " ".join(page(made_up.records(seeds=seeds)).text.split())
+        assert text.count("since plain text has no second one") == 1
+        assert "axial_rope, cameras" in text
+        assert text.lower().count("verdict") == (len(seeds) < 3)
+        assert text.count("between training runs") == (len(seeds) < 3)
+        assert "okens per second" not in text
+        assert "tokens/s" not in text
+
+
+def test_any_first_part_of_the_records_can_be_reported() -> None:
+    records = made_up.records(("nope", "learned", "rope"))
+    for count in range(0, len(records), 7):
+        assert page(records[:count]).text
+        assert report.terminal_table(records[:count]).columns
+    assert "no records yet" in page([]).text
+
+
+def test_what_comes_from_outside_is_escaped() -> None:
+    records = made_up.records()
+    for record in records:
+        record["text"] = {"about": "<script>alert(1)</script> & co"}
+    assert "<script>" not in report.html(records, PIXEL)
+    assert "<script>alert(1)</script> & co" in page(records).text
+
+
+def test_write_leaves_whole_files_only(tmp_path: Path) -> None:
+    path = report.write(made_up.records(("nope", "rope")), tmp_path / "new" / "folder")
+    assert path == tmp_path / "new" / "folder" / "report.html"
+    parsed = Page(path.read_text(encoding="utf-8"))
+    images = {a[name] for tag, a in parsed.tags for name in ("src", "srcset") if tag in ("img", "source") and name in a}
+    files = sorted(path.parent.rglob("*.png"))
+    assert [f.name for f in files] == sorted(f"{n}{d}.png" for n in FIGURES for d in ("", "-dark"))
+    assert {"data:image/png;base64," + base64.b64encode(f.read_bytes()).decode() for f in files} == images
+    assert all(f.read_bytes().startswith(b"\x89PNG") for f in files)
+    assert not list(path.parent.rglob("*.writing"))
+
+
+@pytest.mark.more
+def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = tmp_path / "report.html"
+    old.write_text("old")
+
+    def full(source: str, target: str) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        report.write(made_up.records(("nope",)), tmp_path)
+    assert old.read_text() == "old"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [old]
+
+
+def printed(records: list[dict[str, Any]]) -> str:
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    console.print(report.terminal_table(records))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("seeds", [(0,), THREE])
+def test_the_terminal_table_fits_and_has_the_numbers(seeds: tuple[int, ...]) -> None:
+    records = made_up.records((*made_up.SCHEMES, "rope+alibi"), seeds)
+    shown = printed(records)
+    assert max(map(len, shown.splitlines())) <= 100
+    assert "…" not in shown
+    for scheme in (*made_up.SCHEMES, "rope+alibi"):
+        # One line for each: nothing is folded.
+        cells = next(line.split() for line in shown.splitlines() if line.split()[:1] == [scheme])
+        assert len(cells) == 9
+        assert cells[8].startswith(
+            "undefined" if scheme == "learned" else f"{bits(records, 'sliding', scheme, 1024).mean():.2f}±."
+        )
+    assert ("*" in shown) == (seeds == THREE)
+    words = " ".join(shown.split())
+    assert "No scheme was tuned: " in words
+    assert ("there are no verdicts: they need at least 3 seeds" in words) == (seeds == (0,))
+
+
+def test_one_scheme_alone_is_not_marked_as_the_best() -> None:
+    records = made_up.records(("rope",), seeds=THREE)
+    rows = [line for line in printed(records).splitlines() if line.split()[:1] == ["rope"]]
+    assert len(rows) == 1
+    assert "*" not in rows[0]
+    assert 'class="number best"' not in report.html(records, PIXEL)
+
+
+def test_the_terminal_table_of_a_partial_run_says_so() -> None:
+    shown = printed(made_up.records()[:40])
+    assert "5 of 5 trainings are incomplete" in shown
+
+
+def test_many_lengths_still_fit_the_terminal() -> None:
+    shown = printed(made_up.records(lengths=(32, 64, 128, 192, 256, 384, 512, 1024)))
+    assert max(map(len, shown.splitlines())) <= 100
+    head = next(line.split() for line in shown.splitlines() if line.split()[:1] == ["scheme"])
+    assert head[4:] == ["32", "128", "384", "512", "1,024"]
+
+
+def test_what_diverged_is_said_and_no_number() -> None:
+    records = made_up.diverge(made_up.records(), "rope")
+    parsed = page(records)
+    row = parsed.row("schemes", "rope")
+    assert row[0] == "rope diverged at step 40"
+    assert row[1:8] == ["diverged"] * 5 + ["diverged diverged", "1.09× 1.08–1.11"]
+    assert parsed.row("differences", "rope")[1:] == ["diverged"] * 5 + ["0"]
+    assert "rope diverged at step 40: its loss was no longer finite, so it was not tested." in parsed.text
+    assert "the learning rate was too high here" in " ".join(parsed.text.split())
+    assert "not finished" not in parsed.text
+    shown = printed(records)
+    assert next(line.split() for line in shown.splitlines() if line.split()[:1] == ["rope"])[4:] == ["diverged"] * 5
+    assert "rope diverged at step 40." in shown
+    assert max(map(len, shown.splitlines())) <= 100
+
+
+def test_a_comparison_in_which_everything_diverged_can_be_reported() -> None:
+    records = made_up.records(("nope", "rope"))
+    for scheme in ("nope", "rope"):
+        records = made_up.diverge(records, scheme)
+    parsed = page(records)
+    assert "nope diverged at step 40" in parsed.text
+    assert "Nothing yet" not in parsed.text
+    assert printed(records).count("diverged at step 40") == 2

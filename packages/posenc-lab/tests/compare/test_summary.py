@@ -1,0 +1,307 @@
+"""Numbers recomputed from the records by other means, and what is not there said in words."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from posenc_lab.compare import sentences, tables
+from posenc_lab.compare.summary import Estimate, Summary
+from posenc_lab.compare.task import listed
+from posenc_lab.kit.statistics import holm, mean_interval, mean_of
+from tests.compare import made_up
+
+THREE = (0, 1, 2)
+
+
+def bits(records: list[dict[str, Any]], kind: str, scheme: str, length: int) -> NDArray[np.float64]:
+    """(seeds, windows), straight from the records."""
+    named = {"kind": kind, "scheme": scheme, "length": length}
+    return np.array([r["bits"] for r in records if named.items() <= r.items()])
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 3, 5)])
+def test_means_and_differences_are_those_of_the_windows(seeds: tuple[int, ...]) -> None:
+    records = made_up.records(seeds=seeds)
+    summary = Summary(records)
+    mine, its = (bits(records, "sliding", scheme, 512) for scheme in ("alibi", "nope"))
+    assert mine.shape == (len(seeds), made_up.WINDOWS)
+
+    estimate = summary.bits("sliding", "alibi", 512)
+    assert estimate is not None
+    assert estimate.mean == pytest.approx(mine.mean())
+    assert (estimate.low, estimate.high) == mean_interval(mine)[1:]
+    assert (estimate.seeds, estimate.windows) == mine.shape
+
+    difference = summary.difference("sliding", "alibi", "nope", 512)
+    assert difference is not None
+    assert difference.mean == pytest.approx((mine - its).mean())
+    # Windows are hard for all alike: the difference is far surer than the means.
+    assert difference.high - difference.low < 0.3 * (estimate.high - estimate.low)
+
+
+def test_differences_use_the_seeds_that_both_have() -> None:
+    records = [r for r in made_up.records(seeds=(0, 1)) if (r["scheme"], r["seed"]) != ("nope", 1)]
+    difference = Summary(records).difference("sliding", "rope", "nope", 128)
+    assert difference is not None
+    assert difference.seeds == 1
+    expected = bits(records, "sliding", "rope", 128)[0] - bits(records, "sliding", "nope", 128)[0]
+    assert difference.mean == pytest.approx(expected.mean())
+
+
+def test_what_is_undefined_is_no_number() -> None:
+    summary = Summary(made_up.records())
+    assert summary.bits("sliding", "learned", 256) is None
+    assert summary.difference("sliding", "learned", "nope", 256) is None
+    assert "128 positions" in summary.undefined("learned", 256)
+    assert summary.end("learned") == "undefined past 128"
+    assert summary.bits("truncated", "learned", 128) is not None
+    assert summary.end("nope") == ""
+
+
+def test_a_loss_that_is_no_number_stays_one_and_wins_nothing() -> None:
+    records = made_up.records(seeds=THREE)
+    for record in records:
+        if record["scheme"] == "alibi" and record.get("length") == 1024 and record["kind"] == "sliding":
+            record["bits"] = [None, *record["bits"][1:]]
+    summary = Summary(records)
+    value = summary.bits("sliding", "alibi", 1024)
+    assert value is not None
+    assert not value.finite
+    assert summary.best("sliding", 1024) == ("nope",)
+    assert "alibi is not finite" in sentences.observed(summary)[2]
+    assert tables.cell(summary, "sliding", "alibi", 1024) == tables.Cell("not finite", mark="absent")
+
+
+def test_a_finished_comparison_lacks_nothing() -> None:
+    assert Summary(made_up.records(seeds=(0, 1))).missing() == []
+
+
+def test_what_is_missing_is_named() -> None:
+    def kept(record: dict[str, Any]) -> bool:
+        scheme, kind, length = record["scheme"], record["kind"], record.get("length")
+        if scheme == "alibi":
+            return False
+        if scheme == "rope":
+            return kind != "by_position" and not (kind == "sliding" and length in (512, 1024))
+        return kind != "speed"
+
+    missing = Summary([r for r in made_up.records() if kept(r)]).missing()
+    assert missing == [
+        "nope, learned and sinusoidal, seed 0: the step time",
+        "rope, seed 0: sliding windows at 512 and 1,024 bytes; loss by position",
+        "alibi, seed 0: everything",
+    ]
+
+
+def test_step_times_that_were_not_asked_for_are_not_missing() -> None:
+    records = [r for r in made_up.records() if r["kind"] != "speed"]
+    assert len(Summary(records).missing()) == 1
+    untimed = [{**r, "configuration": {**r["configuration"], "timed": False}} for r in records]
+    assert Summary(untimed).missing() == []
+
+
+def test_schemes_and_seeds_added_later_are_expected_from_then_on_only() -> None:
+    first = made_up.records(("nope", "rope"), seeds=(0,))
+    later = made_up.records(("rope",), seeds=(1,))
+    summary = Summary(first + later)
+    assert summary.trainings == (("nope", 0), ("rope", 0), ("rope", 1))
+    assert summary.missing() == []
+
+
+def test_records_of_another_comparison_are_left_out_and_counted() -> None:
+    other = [{**record, "fingerprint": "another"} for record in made_up.records()]
+    summary = Summary(other + made_up.records(("rope",)))
+    assert summary.left_out == len(other)
+    assert summary.schemes == ("rope",)
+
+
+def test_no_records_at_all() -> None:
+    summary = Summary([])
+    assert (summary.schemes, summary.test_lengths, summary.missing(), sentences.observed(summary)) == ((), (), [], [])
+
+
+def test_below_three_seeds_there_is_no_verdict() -> None:
+    for seeds in ((0,), (0, 1)):
+        summary = Summary(made_up.records(seeds=seeds))
+        gap = summary.difference("sliding", "sinusoidal", "nope", 1024)
+        assert gap is not None
+        assert gap.low > 1
+        assert summary.verdict(gap) == ""
+        assert summary.best("sliding", 1024) == ()
+        assert summary.few_seeds() == made_up.SCHEMES
+    assert summary.verdict(Estimate(math.nan, math.nan, math.nan, windows=9, seeds=3)) == "not finite"
+
+
+def test_verdicts_of_three_seeds_are_those_of_the_records() -> None:
+    records = made_up.records(seeds=THREE)
+    summary = Summary(records)
+    for scheme, length, word in (
+        ("alibi", 1024, "lower"),
+        ("sinusoidal", 1024, "higher"),
+        ("rope", 128, "lower"),
+    ):
+        gap = summary.difference("sliding", scheme, "nope", length)
+        assert gap is not None
+        assert summary.verdict(gap) == word
+    tie = summary.difference("sliding", "rope", "alibi", 64)
+    assert tie is not None
+    assert summary.verdict(tie) in ("tied", "lower, within the margin")
+
+
+def test_the_best_are_those_that_holms_tests_do_not_part() -> None:
+    """Recomputed straight from the records."""
+    records = made_up.records(seeds=THREE)
+    summary = Summary(records)
+    for length in made_up.LENGTHS:
+        schemes = [s for s in made_up.SCHEMES if s != "learned" or length <= made_up.TRAIN_LENGTH]
+        pairs = [(a, b) for i, a in enumerate(schemes) for b in schemes[i + 1 :]]
+        gaps = [bits(records, "sliding", a, length) - bits(records, "sliding", b, length) for a, b in pairs]
+        shown = holm([mean_of(gap).p_value() for gap in gaps])
+        worse = {
+            (b if gap.mean() < 0 else a) for (a, b), gap, is_shown in zip(pairs, gaps, shown, strict=True) if is_shown
+        }
+        assert set(summary.best("sliding", length)) == set(schemes) - worse
+    assert summary.best("sliding", 1024) == ("alibi",)
+    assert set(summary.best("sliding", 64)) >= {"rope", "alibi"}
+
+
+def test_schemes_with_too_few_seeds_are_neither_the_best_nor_worse() -> None:
+    records = [r for r in made_up.records(seeds=THREE) if (r["scheme"], r["seed"]) != ("alibi", 2)]
+    summary = Summary(records)
+    assert summary.few_seeds() == ("alibi",)
+    assert summary.best("sliding", 1024) == ("nope",)
+    found = sentences.observed(summary)
+    assert found[1] == "There are no verdicts on alibi: they need at least 3 seeds."
+    assert "nope has the lowest loss among those with 3 seeds, 3.70 bits per byte; rope is" in found[3]
+    assert "; alibi has 2.24 with too few seeds; " in found[3]
+
+
+def test_the_reference_is_the_one_asked_for() -> None:
+    records = made_up.records()
+    assert Summary(records).reference == "nope"
+    for asked, used in (("rope", "rope"), ("", "nope"), ("t5", "nope")):
+        given = [{**r, "configuration": {**r["configuration"], "reference": asked}} for r in records]
+        assert Summary(given).reference == used
+    assert Summary(made_up.records(("rope", "alibi"))).reference == "rope"
+
+
+def test_a_seed_that_diverged_is_said_and_the_others_count() -> None:
+    records = made_up.diverge(made_up.records(seeds=(0, 1)), "alibi", seed=1)
+    summary = Summary(records)
+    assert summary.diverged("alibi") == "diverged at step 40 with seed 1"
+    assert summary.diverged("rope") == ""
+    assert summary.missing() == []
+    assert summary.measured("alibi") == (0,)
+    value = summary.bits("sliding", "alibi", 512)
+    assert value is not None
+    assert value.seeds == 1
+    said = sentences.observed(summary)[-1]
+    assert said.startswith("alibi diverged at step 40 with seed 1: ")
+    assert said.endswith("its results are from the other seeds.")
+
+
+def test_observations_follow_the_numbers() -> None:
+    records = made_up.records(seeds=THREE)
+    mean = {s: bits(records, "sliding", s, 1024).mean() for s in ("nope", "sinusoidal", "rope", "alibi")}
+    tuning, trained, past, context = sentences.observed(Summary(records))
+    assert tuning.startswith("No scheme was tuned: ")
+    assert trained.startswith(
+        "At the training length of 128 bytes, no scheme is shown to beat any of rope (2.31) and alibi (2.32)"
+    )
+    assert f"alibi has the lowest loss, {mean['alibi']:.2f} bits per byte" in past
+    assert f"sinusoidal is {mean['sinusoidal'] - mean['alibi']:.2f} above" in past
+    assert past.endswith("learned is undefined past 128.")
+    gain = (bits(records, "truncated", "alibi", 128) - bits(records, "final_tokens", "alibi", 1024)).mean()
+    assert f"lowers the loss of alibi by {gain:.2f}; raises the loss of nope by " in context
+
+
+def test_observations_of_one_seed_are_numbers_without_verdicts() -> None:
+    records = made_up.records()
+    _, verdicts, trained, past, context = sentences.observed(Summary(records))
+    assert verdicts == "This comparison has one seed, so there are no verdicts: they need at least 3 seeds."
+    assert trained == (
+        "At the training length of 128 bytes, bits per byte are 2.30 with rope, 2.31 with alibi, 2.40 with "
+        "sinusoidal, 2.44 with learned and 2.54 with nope."
+    )
+    gain = (bits(records, "final_tokens", "alibi", 1024) - bits(records, "truncated", "alibi", 128)).mean()
+    assert f"changes the loss of nope by +1.35, sinusoidal by +4.80, rope by +2.40 and alibi by −{-gain:.2f}" in context
+    assert context.endswith(" (bits per byte).")
+    assert "no verdict" not in context  # which the sentence on seeds says of all
+    for word in ("lowest", "better", "lowers", "raises", "leaves"):
+        assert word not in trained + past + context
+
+
+def test_observations_turn_with_the_numbers() -> None:
+    swap = {"rope": "alibi", "alibi": "rope"}
+    records = [{**r, "scheme": swap.get(r["scheme"], r["scheme"])} for r in made_up.records(seeds=THREE)]
+    *_, past, context = sentences.observed(Summary(records))
+    assert "rope has the lowest loss" in past
+    assert "lowers the loss of rope" in context
+
+
+def test_context_that_changes_nothing_is_said_to() -> None:
+    records = made_up.records(("nope", "alibi"), seeds=THREE)
+    kept = {r["seed"]: r["bits"] for r in records if (r["scheme"], r["kind"]) == ("alibi", "truncated")}
+    rng = np.random.default_rng(0)
+    for record in records:
+        if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
+            record["bits"] = [value + rng.normal(0, 0.001) for value in kept[record["seed"]]]
+    assert "does not change the loss of alibi; raises the loss of nope" in sentences.observed(Summary(records))[3]
+    for record in records:
+        if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
+            record["bits"] = [value - 0.005 for value in record["bits"]]
+    assert "lowers the loss of alibi by 0.00 (within the margin)" in sentences.observed(Summary(records))[3]
+    for record in records:
+        if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
+            record["bits"] = [value + rng.normal(0, 0.5) for value in record["bits"]]
+    assert "has an undecided effect on alibi" in sentences.observed(Summary(records))[3]
+
+
+def test_a_twin_past_the_training_length_is_not_called_worse() -> None:
+    records = made_up.records(("nope", "alibi"), seeds=THREE)
+    twin = [{**r, "scheme": "twin"} for r in records if r["scheme"] == "alibi"]
+    for record in records + twin:
+        record["configuration"] = {**record["configuration"], "schemes": ["nope", "alibi", "twin"]}
+    past = sentences.observed(Summary(records + twin))[2]
+    assert "no scheme is shown to beat any of alibi (2.25) and twin (2.25) bits per byte; nope is" in past
+
+
+def test_how_many_seeds_there_are_is_said() -> None:
+    one, two, three = (Summary(made_up.records(seeds=seeds)) for seeds in ((0,), (0, 1), THREE))
+    alone, few = "The results are of one seed: the intervals", "Two seeds hardly measure the variance"
+    for summary, said, unsaid in ((one, alone, few), (two, few, alone)):
+        assert any(sentence.startswith(said) for sentence in sentences.not_concluded(summary))
+        assert not any(sentence.startswith(unsaid) for sentence in sentences.not_concluded(summary))
+    assert sentences.of_few_seeds(three) == []
+    assert sentences.preface(two)[1].startswith("This comparison has 2 seeds, so there are no verdicts")
+    assert len(sentences.preface(three)) == 1
+    stopped = Summary(record for record in made_up.records(seeds=(0, 1)) if record.get("seed") != 1)
+    assert sentences.preface(stopped)[1].startswith("This comparison has results of 1 of 2 seeds, so there are no")
+    assert any("over windows of text and over seeds" in sentence for sentence in sentences.how_to_read(two))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [([], ""), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
+)
+def test_listed(words: list[str], said: str) -> None:
+    assert listed(words) == said
+
+
+def test_the_command_has_every_choice() -> None:
+    records = made_up.records()
+    for record in records:
+        record["configuration"] |= {
+            "text": ["my poems", "b,c"],
+            "per_layer": False,
+            "kv_heads": None,
+            "inject": "input",
+            "reference": "",
+        }
+    assert tables.command(Summary(records)) == (
+        "posenc compare --schemes nope,learned,sinusoidal,rope,alibi --text 'my poems' b,c --train-length 128 "
+        "--test-lengths 64,128,256,512,1024 --steps 400 --seeds 0 --layers 3 --dim 96 --heads 4 --batch-size 16 "
+        "--learning-rate 0.005 --windows 24 --device cpu --no-per-layer --inject input"
+    )

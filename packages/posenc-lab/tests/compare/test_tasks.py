@@ -1,0 +1,344 @@
+"""The tasks beside text: that they ask what they say, and that the lab treats them as it treats text."""
+
+import signal
+import sys
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from posenc.command.cli import main
+from posenc.command.progress import Progress
+from posenc.positions.positions import PositionError
+from posenc.schemes.catalog import catalog
+from posenc.schemes.relative_2d import Relative2D
+from posenc_lab.compare import tasks
+from posenc_lab.compare.compare import build_model, check, compare, resolved
+from posenc_lab.compare.config import CompareConfig
+from posenc_lab.compare.tasks import TASKS, complete, configured, task_of
+from posenc_lab.compare.tasks.classify import GROUP, QUESTIONS, WORDS, A, B, answers, groups
+from posenc_lab.compare.tasks.digits import Digits, fitted, pixels, resized
+from posenc_lab.compare.train import batch, optimizer_for, step_of
+from posenc_lab.kit.configuration import fingerprint
+from posenc_lab.kit.records import key
+from tests.compare.small import write_text
+from tests.compare.test_compare import Interrupting, untimed
+from tests.rounding import of_sums
+from tests.rows import first_of
+
+TINY: dict[str, Any] = {"layers": 1, "dim": 16, "heads": 2, "batch_size": 4, "windows": 8, "steps": 2}
+SIZES = {"text": 16, "digits": 4, "classify": 8, "copy": 4}  # the puzzles differ in their rows alone: one for all
+
+
+RULES = {name: task_of(name) for name in SIZES}
+
+
+def tiny(task: str, *schemes: str, **changes: Any) -> CompareConfig:
+    if task == "digits":
+        pytest.importorskip("sklearn")
+    given = {"task": task, "train_length": SIZES[task], "schemes": schemes or ("nope",), **TINY}
+    return configured({**given, **changes})
+
+
+def test_each_task_begins_with_values_of_its_own() -> None:
+    classify, digits, text = (configured({"task": task}) for task in ("classify", "digits", "text"))
+    assert text == complete(CompareConfig())
+    assert digits.test_lengths == (6, 8, 12, 16)
+    assert classify.test_lengths == (16, 32, 64, 128)
+    assert configured({"task": "digits", "steps": 7}).steps == 7
+
+
+def test_the_fingerprint_of_a_text_does_not_know_that_there_are_other_tasks() -> None:
+    identity = complete(CompareConfig()).identity(torch="1")
+    assert "task" not in identity
+    assert fingerprint(identity) == "b1d56e4144c7d249"
+    assert configured({"task": "digits"}).identity()["task"] == "digits"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"task": "sing"}, f"task must be one of {', '.join(TASKS)}, got 'sing'"),
+        ({"task": "digits", "train_length": 5}, "train_length must be 4 or 8, patches along a side of 8 pixels, got 5"),
+        ({"task": "classify", "train_length": 12}, "train_length must be a multiple of 8, got 12"),
+        ({"task": "classify", "test_lengths": [15]}, "test_lengths must be at least 16 each, half of train_length"),
+    ],
+)
+def test_wrong_values(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        configured(values)
+
+
+# -- which schemes apply ----------------------------------------------------------------------------------------------
+
+
+NEW = """
+from posenc_lab.compare.tasks.classify import Classify
+
+
+class Mirror(Classify):
+    title = "Mirrored words"
+
+
+TASK = Mirror()
+"""
+
+
+@pytest.mark.more
+def test_a_new_task_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mirror.py").write_text(NEW)
+    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
+    monkeypatch.setattr(tasks, "TASKS", (*TASKS, "mirror"))
+    words = (
+        "--task mirror --schemes nope,rope --train-length 8 --test-lengths 8 --steps 2 --layers 1 --dim 16 --heads 2"
+    )
+    assert main(["compare", *words.split(), "--windows", "8", "--batch-size", "4", "--out", str(tmp_path / "out")]) == 0
+    assert "<h1>Mirrored words</h1>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+# A scheme that learns nothing, one with an end, and one that is refused where there is no second coordinate.
+FEW = {"rope", "learned", "relative_2d"}
+
+
+@pytest.mark.parametrize("task", SIZES)
+@pytest.mark.parametrize(
+    "scheme", [pytest.param(e.name, marks=[pytest.mark.more] * (e.name not in FEW)) for e in catalog()]
+)
+def test_every_scheme_takes_a_step_or_is_refused_with_its_reason(task: str, scheme: str, tmp_path: Path) -> None:
+    changes = {"text": (str(write_text(tmp_path / "text")),)} if task == "text" else {}
+    config, rules = tiny(task, scheme, **changes), task_of(task)
+    if scheme in chain(*rules.left_out().values()):
+        with pytest.raises(ValueError, match=f"schemes must (do with|encode keys after the query).*, got '{scheme}'"):
+            check(config)
+        return
+    check(config)
+    loaded = rules.load(config)
+    model = build_model(config, scheme, 0)
+    rows = batch(loaded.train, config, 0, 0)
+    before = [parameter.clone() for parameter in model.parameters()]
+    loss = step_of(model, optimizer_for(model, config), rows, config, rules.loss)
+    assert torch.isfinite(loss)
+    assert any(not torch.equal(x, y) for x, y in zip(model.parameters(), before, strict=True))
+    tester = loaded.evaluator(model, torch.device("cpu"), lambda tokens: None)
+    for kind, length in rules.plan(scheme, config.test_lengths, config.train_length):
+        assert {"accuracy", "bits", "undefined"} & tester.measure(kind, length).keys()
+
+
+def test_what_each_task_has_no_positions_for() -> None:
+    two, three = ({entry.name for entry in catalog() if entry.least_axes == axes} for axes in (2, 3))
+    assert {"relative_2d", "axial_rope"} <= two
+    back = {"dual_chunk", "fire", "fox", "grape_a", "wall", "xpos"}  # and these are for decoders
+    assert {task: set(chain(*rules.left_out().values())) for task, rules in RULES.items()} == {
+        "text": {"segment", *two, *three},
+        "digits": {"segment", *three, *back},
+        "classify": {*two, *three, *back},
+        "copy": {"segment", *two, *three},
+    }
+    tried = set().union(*(rules.applicable() for rules in RULES.values()))
+    assert tried == {entry.name for entry in catalog()} - three
+
+
+def test_all_is_every_scheme_that_applies_and_the_others_are_named() -> None:
+    config = resolved(tiny("classify", "alibi+rope", "all", "nope"))
+    assert config.schemes == ("alibi+rope", *task_of("classify").applicable())
+    assert resolved(config) == config
+
+
+def test_what_all_leaves_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    class Saying(Progress):
+        def say(self, line: str) -> None:
+            lines.append(line)
+
+    rules = task_of("classify")
+    monkeypatch.setattr(type(rules), "applicable", lambda self: ("nope",))
+    compare(tiny("classify", "all", steps=1), tmp_path / "out", Saying())
+    reason = "schemes must do with one coordinate per token, since a sequence of words has no second one"
+    (said,) = [line for line in lines if line.endswith(f", as {reason}")]
+    assert said.startswith("left out: ")
+    assert {"relative_2d", "axial_rope"} <= set(said.replace(" and ", ", ").replace(":", ",").split(", "))
+
+
+@pytest.mark.parametrize(
+    ("task", "scheme", "message"),
+    [
+        ("text", "relative_2d", "schemes must do with one coordinate per token, since plain text has no second one"),
+        ("digits", "segment", "schemes must do without segments, of which an image has none, got 'segment'"),
+        ("digits", "relative_2d+alibi", "relative_2d takes two and alibi takes one"),
+        ("classify", "relative_2d", "since a sequence of words has no second one, got 'relative_2d'"),
+    ],
+)
+def test_a_scheme_that_cannot_apply_is_wrong_use(
+    task: str, scheme: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "--task", task, "--schemes", scheme, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+# -- classify ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [16, 32, 57])
+def test_every_bag_of_words_has_every_label_equally_often(length: int) -> None:
+    made = groups(np.random.default_rng(0), 50, length, 32)
+    for group in made:
+        bags = {tuple(sorted(Counter(row[:-1].tolist()).items())) for row in group}
+        assert len(bags) == 1
+        assert sorted(row[-1] for row in group) == [0, 1, 2, 3]
+
+
+def test_labels_are_what_they_say() -> None:
+    train_length = 32
+    for row in groups(np.random.default_rng(1), 200, 40, train_length).reshape(-1, 41):
+        words, label = row[:-1].tolist(), row[-1]
+        a, b = words.index(A), words.index(B)
+        assert (words.count(A), words.count(B)) == (1, 1)
+        assert all(word < WORDS for n, word in enumerate(words) if n not in (a, b))
+        assert (a < b) == label % 2
+        apart = abs(a - b)
+        assert 8 <= apart <= 15 if label >= 2 else 1 <= apart <= 4
+
+
+def test_training_draws_whole_groups_that_no_test_has() -> None:
+    config = tiny("classify", batch_size=8)
+    loaded = task_of("classify").load(config)
+    rows = batch(loaded.train, config, 0, 0)
+    assert rows.shape == (8, config.train_length + 1)
+    assert rows[:, -1].view(2, GROUP).sort().values.tolist() == [[0, 1, 2, 3]] * 2
+    assert torch.equal(rows, batch(loaded.train, config, 0, 0))
+    assert not torch.equal(rows, batch(loaded.train, config, 0, 1))
+
+
+def scores(scheme: str, rows: torch.Tensor, **changes: Any) -> torch.Tensor:
+    model = build_model(tiny("classify", scheme, layers=2, **changes), scheme, 3).double()
+    with torch.no_grad():
+        for parameter in model.parameters():  # away from any symmetry of the first weights
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        result: torch.Tensor = model(rows[..., :-1].flatten(0, 1)).unflatten(0, (-1, GROUP))
+    return result
+
+
+@pytest.mark.parametrize("scheme", ["nope", "alibi", "distance_aware"])
+def test_a_scheme_blind_to_direction_answers_both_readings_alike(scheme: str) -> None:
+    rows = torch.from_numpy(groups(np.random.default_rng(2), 20, 24, 32).astype(np.int64))
+    found = scores(scheme, rows)
+    bound = of_sums(torch.float64, 2 * (8 * 64 + 32), found)  # two layers, no wider than 64, over 32 tokens
+    torch.testing.assert_close(found[:, 0], found[:, 1], rtol=0, atol=bound)
+    torch.testing.assert_close(found[:, 2], found[:, 3], rtol=0, atol=bound)
+    near_and_far = (found[:, 0] - found[:, 2]).abs().max()
+    assert near_and_far < bound if scheme == "nope" else near_and_far > 1e-4
+    order = (found[..., 0] > 0) == answers(rows.flatten(0, 1))[:, 0].view(-1, GROUP)
+    assert order.double().mean(1).tolist() == [0.5] * 20
+
+
+@pytest.mark.parametrize("scheme", ["rope", "shaw", "transformer_xl", "sinusoidal", "segment", "relative_1d"])
+def test_a_scheme_that_knows_direction_tells_them_apart(scheme: str) -> None:
+    rows = torch.from_numpy(groups(np.random.default_rng(2), 20, 8, 8).astype(np.int64))
+    found = scores(scheme, rows)
+    assert (found[:, 0] - found[:, 1]).abs().max() > 1e-4
+
+
+def test_learned_has_no_positions_past_the_training_length(tmp_path: Path) -> None:
+    records = {key(r)[:4]: r for r in compare(tiny("classify", "learned"), tmp_path)}
+    assert len(records["order", "learned", 0, 8]["accuracy"]) == 8
+    assert records["order", "learned", 0, 8]["examples"] == GROUP
+    assert records["distance", "learned", 0, 16]["undefined"] == "Learned encodes positions 0 to 7, got 15"
+    assert {kind for kind, *_ in records} == {"training", "speed", *QUESTIONS}
+
+
+# -- digits -----------------------------------------------------------------------------------------------------------
+
+
+def test_relative_2d_is_undefined_on_a_larger_grid_until_it_is_resized(tmp_path: Path) -> None:
+    records = {key(r)[:4]: r for r in compare(tiny("digits", "relative_2d", "sinusoidal", "rope", "alibi"), tmp_path)}
+    assert "up to 3 along axis 0, got 5" in records["accuracy", "relative_2d", 0, 6]["undefined"]
+    for scheme in ("relative_2d", "sinusoidal", "rope"):
+        for side in (3, 6, 8):
+            assert len(records["resized", scheme, 0, side]["accuracy"]) == 8
+        assert ("resized", scheme, 0, 4) not in records
+    assert not any(kind == "resized" and scheme == "alibi" for kind, scheme, *_ in records)
+    assert set(records["accuracy", "alibi", 0, 8]["accuracy"]) <= {0.0, 1.0}
+
+
+def test_resizing_leaves_the_trained_model_as_it_is() -> None:
+    config = tiny("digits", "relative_2d", inject="every_layer", per_layer=True, layers=2)
+    model = build_model(config, "relative_2d", 0)
+    images = torch.rand(2, 1, 12, 12)
+    with pytest.raises(PositionError):
+        model(images)
+    other = resized(model, 6)
+    assert [m.grid for m in other.modules() if isinstance(m, Relative2D)] == [(6, 6)] * 2
+    assert [m.grid for m in model.modules() if isinstance(m, Relative2D)] == [(4, 4)] * 2
+    assert other(images).shape == (2, 10)
+    same = resized(model, 4)
+    assert torch.equal(same(images[..., :8, :8]), model(images[..., :8, :8]))
+    plain = build_model(tiny("digits", "sinusoidal"), "sinusoidal", 0)
+    assert resized(plain, 6) is plain
+
+
+def test_fitted_positions_keep_the_image_where_it_was() -> None:
+    device = torch.device("cpu")
+    assert fitted(4, 4, device).coords[0, :, 1].view(4, 4)[0].tolist() == [0, 1, 2, 3]
+    twice = fitted(8, 4, device).coords[0].view(8, 8, 2)
+    assert twice[0, :4, 1].tolist() == [-0.25, 0.25, 0.75, 1.25]
+    # The middle of each two by two patches of the finer grid is the patch of the coarse one.
+    assert twice.view(4, 2, 4, 2, 2).mean((1, 3))[2, 3].tolist() == [2, 3]
+
+
+def test_digits_are_the_images_they_say() -> None:
+    config = tiny("digits")
+    loaded = task_of("digits").load(config)
+    rows = batch(loaded.train, config, 0, 0)
+    assert rows.shape == (4, 65)
+    assert (pixels(rows).min(), pixels(rows).max()) == (-1, 1)
+    assert pixels(rows).shape == (4, 1, 8, 8)
+    assert "1,797 images" in loaded.about
+    with pytest.raises(ValueError, match="windows must leave half of 1,797 images to train on, got 1000"):
+        task_of("digits").load(tiny("digits", windows=1000))
+
+
+def test_schemes_of_two_coordinates_get_a_grid_and_the_others_a_line() -> None:
+    digits = Digits()
+    config = tiny("digits")
+    assert digits.shape(config, "sinusoidal+rope").grid == (4, 4)
+    assert digits.shape(config, "sinusoidal+alibi").grid is None
+    assert digits.shape(config, "learned").max_positions == 16
+    assert build_model(config, "alibi", 0).raster
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("task", "at"), first_of([("digits", 4), ("digits", 2), ("classify", 2), ("classify", 4)]))
+def test_interrupted_and_resumed_is_the_same_as_never_stopped(task: str, at: int, tmp_path: Path) -> None:
+    config = tiny(task, "nope", "relative_2d" if task == "digits" else "learned")
+    whole = compare(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        compare(config, tmp_path / "out", Interrupting(at, signal.SIGINT))
+    records = compare(config, tmp_path / "out")
+    assert untimed(records) == untimed(whole)
+    with pytest.raises(ValueError, match="holds another comparison, with task"):
+        compare(tiny("digits" if task == "classify" else "classify"), tmp_path / "out")
+
+
+@pytest.mark.more
+def test_a_task_learns(tmp_path: Path) -> None:
+    settings = {"steps": 150, "layers": 2, "dim": 32, "batch_size": 32, "windows": 32, "test_lengths": (8,)}
+    records = compare(tiny("classify", "nope", "alibi", "shaw", **settings), tmp_path)
+    found = {key(r)[:2]: np.mean(r["accuracy"]) for r in records if "accuracy" in r}
+    assert found["order", "nope"] == found["distance", "nope"] == found["order", "alibi"] == 0.5
+    assert min(found["distance", "alibi"], found["order", "shaw"], found["distance", "shaw"]) > 0.75
+
+
+def test_the_extra_that_digits_need_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert main(["compare", "--task", "digits", "--out", str(tmp_path / "out")]) == 1
+    assert "is not installed: pip install 'posenc[images]'" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""Which scheme: what passes does so by the data, what does not says why, and evidence is quoted as it stands."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+
+from posenc.schemes.catalog import CATALOG
+from posenc_lab.choose.evidence import STRENGTHS
+from posenc_lab.choose.questions import answer_to, answers, questions
+from posenc_lab.explore.catalog import evidence
+from tests.explore.node import Node
+
+NOTHING = {"longer": False, "cheap": False, "free": False, "direction": False}
+LAWS = {"longer": "length_free", "free": "parameter_free", "direction": "directed"}
+RECORDS = {record.name: record for record in evidence()}
+COSTS = {name for name, record in RECORDS.items() if record.question == "cost"}
+
+
+@pytest.fixture
+def choose(figures: Node) -> Any:
+    def asked(model: str = "decoder", tokens: str = "line", **needs: bool) -> Any:
+        return figures("choose", asked={"model": model, "tokens": tokens, **NOTHING, **needs})
+
+    return asked
+
+
+@pytest.fixture
+def judged(choose: Any, figures: Node, plain: dict[str, Any]) -> Iterator[Any]:
+    """The same, had all evidence seeds enough."""
+    figures("content", **{**plain, "evidence": [{**record, "too_few": ""} for record in plain["evidence"]]})
+    yield choose
+    figures("content", **plain)
+
+
+def kept(found: Any) -> dict[str, Any]:
+    return {name: answer for group in found["groups"].values() for name, answer in group.items()}
+
+
+@pytest.mark.parametrize(("model", "tokens"), list(product(("decoder", "encoder"), ("line", "image", "video"))))
+def test_every_scheme_is_kept_or_left_out_with_a_source(model: str, tokens: str, choose: Any) -> None:
+    found = choose(model, tokens, **dict.fromkeys(NOTHING, True))
+    assert {*kept(found), *found["out"]} == {entry.name for entry in CATALOG}
+    assert not {*kept(found)} & {*found["out"]}
+    for name, fact in found["out"].items():
+        assert (fact["passes"], fact["words"] != "") == (False, True)
+        assert fact["source"] in {f"posenc schemes {name}", f"posenc laws --schemes {name}", *COSTS}, fact
+    assert all(fact["passes"] for answer in kept(found).values() for fact in answer["facts"])
+
+
+@pytest.mark.parametrize("need", LAWS)
+def test_a_need_is_a_law_that_was_measured(need: str, choose: Any, plain: dict[str, Any]) -> None:
+    entries = {entry["name"]: entry["measured"][LAWS[need]] for entry in plain["catalog"]}
+    before, after = kept(choose()), kept(choose(**{need: True}))
+    assert {*after} == {name for name in before if entries[name]["holds"] is True}
+    assert 0 < len(after) < len(before)
+    assert any(entries["rope"]["words"] in fact["words"] for fact in after["rope"]["facts"])
+
+
+def test_few_seeds_and_few_pieces_give_no_verdict(choose: Any) -> None:
+    """Their figures stand as they are, and say of what there are too few."""
+    few = {name: record for name, record in RECORDS.items() if record.too_few}
+    assert {*few} >= {"classify", "stretch"}
+    assert {name for name, record in RECORDS.items() if "one seed" in record.measured} <= {*few}
+    lines = [
+        line
+        for asked in (choose(longer=True), choose("encoder", direction=True))
+        for answer in kept(asked).values()
+        for line in answer["lines"]
+        if line["record"] in few
+    ]
+    assert {line["verdict"] for line in lines} == {""}
+    assert all(line["words"].endswith(f" ({few[line['record']].too_few}, too few for a verdict)") for line in lines)
+    assert {line["record"] for line in lines} == {n for n, r in few.items() if r.question in ("length", "order")}
+
+
+def test_a_length_is_better_worse_or_neither_by_the_intervals(choose: Any, figures: Node, plain: Any) -> None:
+    made = {"rope": ("2.0 ± .1", "2.4 ± .1"), "alibi": ("2.0 ± .1", "1.6 ± .1"), "t5": ("2.0 ± .1", "2.19 ± .1")}
+    rows = [{"label": name, "schemes": [name], "figures": shown} for name, shown in made.items()]
+    record = next(record for record in plain["evidence"] if record["name"] == "alibi_length")
+    figures("content", **{**plain, "evidence": [{**record, "heads": ("32 (trained)", "64"), "rows": rows}]})
+    said = {name: answer["lines"][0] for name, answer in kept(choose(longer=True)).items() if name in made}
+    figures("content", **plain)
+    assert {
+        name: (line["verdict"], line["words"].partition("; ")[2].rpartition("; ")[2]) for name, line in said.items()
+    } == {
+        "rope": ("against", "worse than at the trained size)"),
+        "alibi": ("for", "better than at the trained size)"),
+        "t5": ("", "no difference from the trained size beyond the intervals, and worse than alibi at 64)"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "needs", "good", "bad"),
+    [
+        ("decoder", {"longer": True}, {"alibi"}, {"sinusoidal", "rope"}),
+        ("decoder", {"cheap": True}, {"alibi", "rope", "t5"}, set()),
+        ("decoder", {"cheap": True, "longer": True}, set(), set()),
+        ("encoder", {"direction": True}, {"rope", "shaw", "sinusoidal", "learned"}, {"alibi"}),
+        ("encoder", {"direction": True, "longer": True}, set(), set()),
+    ],
+)
+def test_a_group_is_what_its_lines_say_and_quotes_figures_as_they_stand(
+    model: str, needs: dict[str, bool], good: set[str], bad: set[str], judged: Any
+) -> None:
+    """To be cheap speaks for none where more is asked: what is dear is left out already."""
+    groups = judged(model, **needs)["groups"]
+    assert good <= {*groups.get("for", {})}
+    assert bad <= {*groups.get("against", {})}
+    for group, group_answers in groups.items():
+        for name, answer in group_answers.items():
+            for line in answer["lines"]:
+                rows = [row for row in RECORDS[line["record"]].rows if name in row.schemes]
+                assert any(row.label in line["words"] and row.figures[-1] in line["words"] for row in rows), line
+            counted = [line for line in answer["lines"] if line["record"] not in COSTS or needs == {"cheap": True}]
+            verdicts = {line["verdict"] for line in counted}
+            said = ("for" in verdicts, "against" in verdicts)
+            mixed = {(True, False): "for", (False, True): "against"}.get(said, "mixed")
+            assert group == (mixed if counted else "none"), (name, verdicts)
+
+
+def test_the_page_asks_what_the_terminal_asks_and_leads_where_it_leads(figures: Node) -> None:
+    figure = figures("figure", name="which", state="defaults")
+    asked, found = questions(), answers()
+    assert figure["controls"] == [question.name for question in asked]
+    assert figure["values"] == {question.name: question.values[0] for question in asked}
+    for values in product(*(question.values for question in asked)):
+        given = dict(zip(figure["controls"], values, strict=True))
+        answer = answer_to(given, found)
+        said = figures("answer", given=given)
+        needs = [option.needs for q in asked for option in q.options if option.value == given[q.name]]
+        wanted = None if None in needs else {k: v for need in needs for k, v in need.items()}
+        assert said == {"name": answer.name, "needs": wanted}
+        shown = figures("figure", name="which", state=given)
+        assert shown["line"].endswith(answer.code)
+        strength = f"Evidence for it: {STRENGTHS[answer.strength]}."
+        assert shown["says"].startswith(f"{answer.case}: begin with {answer.begin}. {strength}")
+        if given["weights"] != "no":  # their scheme is kept, and no list of others follows
+            assert shown["says"].endswith(strength)
+
+
+def test_each_answer_has_its_claims_in_words(plain: dict[str, Any]) -> None:
+    by_name = {answer["name"]: answer for answer in plain["choosing"]["answers"]}
+    assert by_name["long_decoder"]["claims"][0]["about"] == "rope minus alibi, at 1,024 bytes"
+    for answer in answers():
+        told = by_name[answer.name]
+        sizes = [len(told[part]) for part in ("claims", "statements")]
+        assert (sizes, told["strength"]) == ([len(answer.claims), len(answer.statements)], answer.strength)

@@ -1,0 +1,174 @@
+"""Each figure: the Python that stands under it computes the numbers that it shows."""
+
+import ast
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import posenc
+from posenc.schemes.catalog import CATALOG
+from posenc.schemes.entry import Entry
+from posenc_lab.explore.content import content
+from posenc_lab.explore.numbers import JAVASCRIPT
+from tests.explore.browser import FIGURES
+from tests.explore.node import STATIC, Node
+from tests.rows import with_more
+
+# A tensor of the reader's, in what a figure gives to copy: "# x: (batch, tokens, dim), here (2, 33, 16)".
+TENSORS = re.compile(r"^# (?P<names>[\w, ]+): \([\w, ]+\), here \((?P<shape>[\d, ]+)\)$", re.MULTILINE)
+COMMANDS = {"seen", "length-curves", "laws"}
+COPIED = [name for name in FIGURES if (STATIC / "figures" / f"{name}.js").exists() and name not in COMMANDS]
+
+# What posenc measured itself, records of the user's, and words: nothing that a line of Python could compute again.
+WITHOUT_NUMBERS = {"seen", "length-curves", "laws", "which", "decide"}
+
+
+SEEN = [{"name": "A", "what": "bias", "shape": [n, 2, 2], "values": [0.5] * 4 * n, "command": ""} for n in (4, 1)]
+
+
+@pytest.fixture(scope="module")
+def figures(javascript: Node) -> Node:
+    javascript("content", **content(is_saved=True), seen=SEEN)
+    return javascript
+
+
+def run(line: str) -> Any:
+    """The value of the last expression of some Python."""
+    tree = ast.parse(line)
+    *before, last = tree.body
+    assert isinstance(last, ast.Expr), f"the last line must be an expression: {line}"
+    names: dict[str, Any] = {"posenc": posenc, "torch": torch}
+    exec(compile(ast.Module(before, []), "<figure>", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "<figure>", "eval"), names)
+
+
+def copied(code: str) -> None:
+    """Runs what a figure gives to copy, with tensors of the shapes that its comments say. AssertionError unless its
+    result, ``out`` or ``x``, is a new tensor of the shape of what went in."""
+    before = {}
+    for given in TENSORS.finditer(code):
+        shape = [int(size) for size in given["shape"].split(",")]
+        make = torch.zeros if "whole numbers" in given["names"] else torch.randn
+        dtype = torch.long if "whole numbers" in given["names"] else torch.float
+        before |= {name: make(shape, dtype=dtype) for name in given["names"].split(", ") if " " not in name}
+    after: dict[str, Any] = {"posenc": posenc, "torch": torch, **before}
+    exec(code, after)
+    name, like = ("out", "q") if "q" in before else ("x", "x")
+    assert name in after, f"nothing comes out: {code}"
+    assert after[name] is not before.get(name)
+    assert after[name].shape == before[like].shape
+    assert after[name].isfinite().all()
+
+
+@pytest.mark.parametrize("figure", with_more(COPIED[:1], COPIED[1:]))
+def test_what_one_copies_runs(figure: str, figures: Node) -> None:
+    for state in ("defaults", "another"):
+        copied(figures("figure", name=figure, state=state)["use"])
+
+
+def test_what_one_copies_can_fail() -> None:
+    tensors = "# q, k, v: (batch, heads, tokens, head_dim), here (1, 4, 3, 8)\n"
+    copied(f"{tensors}out = posenc.attention(q, k, v, posenc.ALiBi(4), is_causal=True)")
+    with pytest.raises(AssertionError, match="nothing comes out"):
+        copied(f"{tensors}posenc.ALiBi(4)")
+    with pytest.raises(ValueError, match="heads"):
+        copied(f"{tensors}out = posenc.attention(q, k, v, posenc.ALiBi(6), is_causal=True)")
+
+
+@pytest.mark.parametrize("state", ["defaults", "another"])
+@pytest.mark.parametrize("figure", [name for name in FIGURES if name not in WITHOUT_NUMBERS])
+def test_the_line_computes_what_is_shown(figure: str, state: str, figures: Node) -> None:
+    """Within 1e-5 of the largest number: a line may run in float32, whose steps are 1e-7 of it, and sums of some ten
+    such errors."""
+    found = figures("figure", name=figure, state=state)
+    assert found["another"], f"{figure} must have another state to try"
+    assert found["compared"] is not None, f"{figure} must say which of its numbers its line computes"
+    assert found["compared"].numel() > 1
+    agrees(found)
+
+
+def agrees(found: Any) -> None:
+    """AssertionError where the line of a figure computes other numbers than it shows."""
+    computed = torch.as_tensor(run(found["line"])).detach().double()
+    shown = found["compared"]
+    assert computed.shape == shown.shape
+    assert torch.equal(computed.isfinite(), shown.isfinite())
+    most = shown[shown.isfinite()].abs().max().item() if shown.isfinite().any() else 1.0
+    finite = shown.isfinite()
+    torch.testing.assert_close(computed[finite], shown[finite], rtol=0, atol=1e-5 * max(most, 1e-30))
+
+
+@pytest.mark.parametrize(
+    ("figure", "state"),
+    [
+        *[(name, {}) for name in ("bias-by-distance", "relative-2d", "rope-decay")],
+        *[("scheme", {"scheme": name}) for name in ("alibi", "rope", "axial_rope")],
+        ("scheme", {"scheme": "rope", "causal": True, "tokens": 12}),
+    ],
+)
+def test_the_switch_shows_the_weights_of_the_scores(figure: str, state: dict[str, Any], figures: Node) -> None:
+    scores, weights = (figures("figure", name=figure, state={**state, "weighed": on}) for on in (False, True))
+    assert "weighed" in weights["controls"]
+    assert "softmax" in weights["line"]
+    assert not torch.equal(scores["compared"], weights["compared"])
+    agrees(weights)
+
+
+@pytest.mark.parametrize("scheme", ["nope", "sinusoidal", "fox", "softcap", "distance_aware"])
+def test_what_is_no_score_has_no_weights(scheme: str, figures: Node) -> None:
+    found = figures("figure", name="scheme", state={"scheme": scheme})
+    assert ("weighed" in found["controls"]) == (scheme == "nope")
+
+
+WAVES = {"pair-layouts": 2, "rope-decay": 1, "similarity": 1}
+
+
+@pytest.mark.parametrize("figure", WAVES)
+def test_a_curve_goes_through_its_dots(figure: str, figures: Node) -> None:
+    """A curve has a formula of its own, for any position. Its dots, at whole ones, are compared with posenc."""
+    for state in ("defaults", "another"):
+        found = figures("waves", name=figure, state=state)
+        # A table, which the other state of "similarity" is, has nothing between.
+        assert len(found) == (0 if (figure, state) == ("similarity", "another") else WAVES[figure])
+        assert max(found, default=0) < 1e-9
+
+
+def test_schemes_have_curves_where_they_take_any_position(figures: Node) -> None:
+    for scheme, count in (("alibi", 6), ("rope", 1), ("sinusoidal", 1), ("t5", 0), ("kerple", 0)):
+        found = figures("waves", name="scheme", state={"scheme": scheme, "tokens": 12})
+        assert len(found) == count
+        assert max(found, default=0) < 1e-9
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_says_what_it_is(figure: str, figures: Node) -> None:
+    found = figures("figure", name=figure, state="defaults")
+    assert found["title"]
+    assert found["see"].endswith((".", "?"))
+    assert len(found["says"]) > 10
+    named = [name for name in found["controls"] if not name.startswith("options.")]
+    assert set(named) <= set(found["values"]), f"{figure}: a control without a state"
+
+
+@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
+def test_any_scheme_has_a_picture(entry: Entry, figures: Node) -> None:
+    found = figures("figure", name="scheme", state={"scheme": entry.name})
+    assert found["says"].startswith(entry.title)
+    assert f"posenc.{entry.scheme.__name__}(" in found["use"]
+    copied(found["use"])
+    changed = [figures("figure", name="scheme", state={"scheme": entry.name}, change=x) for x in found["choices"]]
+    for one in (found, *changed):
+        if entry.name in JAVASCRIPT:
+            agrees(one)
+        else:
+            assert one["line"] == f"# posenc plot overview --schemes {entry.name}"
+
+
+def test_a_head_that_another_scheme_lacks_is_not_kept(figures: Node) -> None:
+    found = figures("figure", name="seen", state={"head": 4}, change=["scheme", "1"])
+    assert found["values"]["head"] == 1
+    assert found["controls"] == ["scheme", "weighed"]
+    with pytest.raises(AssertionError, match=r"seen\.head must be from 1 to 1, got 4"):
+        figures("figure", name="seen", state={"scheme": "1", "head": 4})

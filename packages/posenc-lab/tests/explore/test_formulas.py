@@ -1,0 +1,164 @@
+"""Formulas: whole on every screen, and each control that has a symbol marks it."""
+
+import re
+from typing import Any
+
+import pytest
+
+from posenc.schemes.catalog import CATALOG
+from posenc_lab.explore.catalog import formula, options
+from posenc_lab.explore.mathml import mathml
+from posenc_lab.explore.page import formulas
+from tests.explore.browser import VIEWS, Watched, executable, watched
+from tests.explore.node import Node
+from tests.rows import with_more
+
+# --- from LaTeX -----------------------------------------------------------------------------------------------------
+
+PIECES = r"a = b, \qquad c \allowbreak + d \\ \text{e \quad f} \quad \begin{cases} g \\ h \end{cases}"
+
+
+@pytest.mark.parametrize(
+    ("latex", "part", "count"),
+    [
+        (PIECES, "<math ", 5),
+        (PIECES, 'class="part"', 4),
+        (PIECES, 'class="cases"', 1),
+        ("a\n\nb", "<p>", 2),
+        (r"\begin{array}{l} a \\ b \end{array}", "<p>", 2),  # separators within an environment are none
+        (r"a \allowbreak + b", "<mrow><mrow /><mo>+</mo><mi>b</mi></mrow>", 1),  # no sign, which has no space
+        ("% base: base\n% dim: d\n" + r"\mathrm{base}^{-2k/d} \mathrm{dim}", '<mi data-control="base">base</mi>', 1),
+        ("% base: base\n% dim: d\n" + r"\mathrm{base}^{-2k/d} \mathrm{dim}", '<mi data-control="dim">d</mi>', 1),
+        ("% base: base\n% dim: d\n" + r"\mathrm{base}^{-2k/d} \mathrm{dim}", "%", 0),
+        (r"a \sin b + \sin(c) |x|", '<mspace width="0.167em" />', 2),
+        (r"a \sin b + \sin(c) |x|", 'lspace="0"', 2),
+    ],
+)
+def test_latex_becomes_mathml(latex: str, part: str, count: int) -> None:
+    assert mathml(latex).count(part) == count
+
+
+def test_words_of_a_choice_and_symbols_of_several_controls() -> None:
+    made = mathml(r"\mbox{log} \mbox{ for } k", {"form": "log|power", "first": "k", "second": "k"})
+    assert marked(made) == {"form", "first", "second"}
+    assert made.count('data-control="first second"') == 1
+
+
+# --- symbols of controls --------------------------------------------------------------------------------------------
+
+
+def marked(made: str) -> set[str]:
+    """The controls that a formula has symbols of."""
+    return set(" ".join(re.findall(r'data-control="([^"]*)"', made)).split())
+
+
+def controls(figures: Node, figure: str, *states: Any) -> set[str]:
+    """Its controls in these states."""
+    found = (figures("figure", name=figure, state=state)["controls"] for state in states)
+    return {name.removeprefix("options.") for names in found for name in names}
+
+
+# What the formula of a figure is not about: how much is drawn, of what, and other random numbers.
+DRAWN = {"weighed", "tokens", "length", "seed", "draw", "scheme", "measure", "rows", "columns", "side", "causal"}
+
+# Controls without a symbol, though the formula has others.
+WITHOUT = {
+    "allocation": {"each", "height", "width", "text", "token"},
+    "bias-by-distance": {"distance", "log", "fire", "sandwich", "shaw", "t5"},
+    "schedule": {"family", "layer"},
+    "similarity": {"layout"},
+    "windows": {"layout"},
+}
+
+
+SYMBOLS = [name for name in formulas() if name not in ("doors", "sentence")]
+
+
+@pytest.mark.parametrize("figure", with_more(SYMBOLS[:1], SYMBOLS[1:]))
+def test_a_control_finds_its_symbol_and_a_symbol_its_control(figure: str, figures: Node) -> None:
+    states: list[Any] = ["defaults", "another"]
+    if figure == "similarity":
+        states += [{"scheme": name, "tokens": 48} for name in ("fourier_features", "exponential_decay")]
+    if figure == "windows":
+        states += [{"causal": False}]
+    there = controls(figures, figure, *states)
+    symbols = marked(formulas()[figure])
+    assert symbols <= there, "a symbol of a control that there is not"
+    assert there - symbols - DRAWN == WITHOUT.get(figure, set())
+
+
+# Options that only say which channels are which, how many heads there are, or how a scheme begins.
+UNNAMED = {"head", "layout", "num_heads", "seed"}
+OPTIONS = {
+    "lie_re": {"extent"},
+    "mixed_rope": {"base"},
+    "mrope": {"form"},
+    "string": {"base", "form"},
+    "swin": {"class_token"},
+    "transformer_xl": {"share_biases"},
+}
+
+
+def test_options_of_schemes_find_their_symbols(figures: Node) -> None:
+    for entry in CATALOG:
+        there = controls(figures, "scheme", {"scheme": entry.name})
+        missing = there - marked(formula(entry)) - DRAWN - UNNAMED
+        assert missing == OPTIONS.get(entry.name, set()), entry.name
+        names = {option.name for option in options(entry)}
+        assert set(entry.symbols) <= names, f"{entry.name}: symbols of options that there are not"
+        assert set(entry.symbols) <= marked(formula(entry)), f"{entry.name}: a symbol that its formula does not have"
+
+
+# --- in the browser -------------------------------------------------------------------------------------------------
+
+BROWSER = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
+CUT = """all => all.filter(one => one.scrollWidth > one.clientWidth)
+    .map(one => `${one.closest("[data-figure]").dataset.figure}: ${one.scrollWidth} of ${one.clientWidth}`)"""
+EACH = """(one, made) => made
+    .filter(([, formula]) => ((one.innerHTML = formula), one.scrollWidth > one.clientWidth)).map(([name]) => name)"""
+FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+@BROWSER
+@pytest.mark.survey
+@pytest.mark.parametrize("width", [1280, 390])
+def test_formulas_of_figures_are_whole(width: int, browser: Any, address: str) -> None:
+    with watched(browser, width=width) as page:
+        for view in VIEWS:
+            page.open(f"{address}#view={view}")
+            page.page.wait_for_selector("[data-figure]")
+            page.until_drawn(*page.shown())
+            assert page.page.locator(".formula:visible").evaluate_all(CUT) == []
+
+
+@BROWSER
+@pytest.mark.more
+@pytest.mark.parametrize("width", [1280, 390])
+def test_formulas_of_schemes_are_whole(width: int, browser: Any, address: str) -> None:
+    """The formula of each, put where the figure has its own: measured without drawing all of them."""
+    with watched(browser, width=width) as page:
+        page.open(f"{address}#view=scores")
+        page.until_drawn("scheme")
+        made = [[entry.name, formula(entry)] for entry in CATALOG] + [["too long", mathml("x_1 + " * 60 + "x")]]
+        cut = page.page.locator('[data-figure="scheme"] .formula').evaluate(EACH, made)
+        assert cut == ["too long"]
+
+
+@BROWSER
+@pytest.mark.more
+def test_a_symbol_lights_up_while_its_control_is_used_and_the_chosen_form_is_bold(page: Watched, address: str) -> None:
+    page.show(address, "clocks")
+    lit = page.page.locator("math .lit")
+    for control, symbols in (("base", {"base"}), ("position", {"p"})):
+        page.page.locator(f'[data-name="{control}"] input').focus()
+        assert set(lit.all_text_contents()) == symbols
+    page.page.keyboard.press("ArrowRight")
+    page.page.evaluate(FRAMES)
+    assert page.page.locator(".symbols .lit").inner_text() == "p = 21"
+    page.page.locator(".copy").first.focus()
+    assert lit.count() == 0
+    page.show(address, "scheme", "scheme.scheme=kerple")
+    chosen = page.page.locator("math .chosen")
+    assert chosen.all_text_contents() == ["log"]
+    page.page.locator('[data-name="options.form"] select').select_option("power")
+    page.page.locator("math .chosen", has_text="power").wait_for()

@@ -1,0 +1,240 @@
+"""The lesson: its text and its modules agree, every answer can be given, and each step can be read, used and passed."""
+
+import re
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc_lab.explore import lesson
+from posenc_lab.explore.page import explorer
+from tests.explore.browser import Watched, executable, violations, watched
+from tests.explore.node import STATIC, Node
+from tests.explore.test_figures import agrees
+from tests.rows import first_of, with_more
+
+LESSON = lesson.lesson()
+NAMES = [step.name for step in LESSON]
+DESKTOP, TELEPHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+CONTROLS = {"turn": 2, "decide": 5}  # the positions of the query and of the key; five questions
+
+needs_browser = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
+
+
+# --- text -----------------------------------------------------------------------------------------------------------
+
+
+def words(markdown: str) -> int:
+    return len(re.sub(lesson.MATH, "x", markdown).split())
+
+
+def test_text_modules_and_the_list_of_steps_agree(javascript: Node) -> None:
+    assert javascript("steps") == NAMES
+    assert {path.stem for path in (STATIC / "steps").glob("*.js")} == set(NAMES)
+    assert {path.stem for path in lesson.FOLDER.glob("*.md")} == set(NAMES)
+
+
+@pytest.mark.parametrize("step", LESSON, ids=lambda step: step.name)
+def test_a_text_is_short(step: lesson.Step) -> None:
+    paragraphs = step.text.split("\n\n")
+    assert len(paragraphs) <= 4
+    assert 80 <= words(step.text) <= 160, f"{words(step.text)} words"
+    assert words(step.question) <= 60
+    assert all(8 <= words(said) <= 60 for said in step.answers.values())
+    assert words(step.next) <= 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_question_is_answered_by_doing(name: str, figures: Node) -> None:
+    """Every answer that has a sentence can be given, no other is, and the step does not open with the right one."""
+    keys = list(next(step for step in LESSON if step.name == name).answers)
+    found = figures("question", name=name)
+    assert found["examples"] == {key: key for key in keys}
+    assert found["opening"] in set(keys) - {"right"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_has_one_control_and_a_short_line(name: str, figures: Node) -> None:
+    found = figures("figure", name=name, state="defaults")
+    assert len(found["controls"]) <= CONTROLS.get(name, 1)
+    assert len([line for line in found["line"].splitlines() if line]) <= 5
+
+
+ORDERS = [" ".join(order) for order in permutations(["dog", "bites", "man"])]
+
+
+def test_without_a_mask_no_order_changes_an_output(figures: Node) -> None:
+    """And under the causal mask one order leaves that of “man” as it is, beside the given one."""
+    says = {order: figures("figure", name="why", state={"order": order})["says"] for order in ORDERS}
+    for order in set(ORDERS) - {"dog bites man"}:
+        assert "With no mask, the output for each word is identical in every digit shown" in says[order]
+    judged = figures("question", name="why", states=[{"order": order} for order in ORDERS])["states"]
+    assert [order for order, key in zip(ORDERS, judged, strict=True) if key == "right"] == ["bites dog man"]
+
+
+@pytest.mark.parametrize("code", ["counting", "one-hot", "binary", "waves"])
+def test_each_code_is_that_of_its_python(code: str, figures: Node) -> None:
+    agrees(figures("figure", name="add", state={"code": code}))
+
+
+def test_one_k_turns_the_first_clock_three_times(figures: Node) -> None:
+    judged = figures("question", name="clockwork", states=[{"k": k} for k in range(33)])["states"]
+    assert [k for k, key in enumerate(judged) if key == "right"] == [19]
+    assert [k for k, key in enumerate(judged) if key == "other-turns"] == [0, 6, 12, 13, 25, 31, 32]
+
+
+@pytest.mark.parametrize(
+    ("file", "right", "wrong", "said"),
+    [
+        ("why.md", "## Question", "## Query", "must have its title between lines of ---, a text, ## Question"),
+        ("why.md", "`right`", "`correct`", "must list `right` and then at least two others"),
+        ("why.md", "`hidden`", "`Hidden`", "must list its answers as lines of - `key`: sentence"),
+        ("other.md", "`right`", "`right`", "must be named after one of why, add"),
+    ],
+)
+def test_what_is_wrong_in_a_text_is_named(file: str, right: str, wrong: str, said: str, tmp_path: Path) -> None:
+    text = (lesson.FOLDER / "why.md").read_text()
+    assert right in text
+    (tmp_path / file).write_text(text.replace(right, wrong))
+    with pytest.raises(ValueError, match=f"^{file} {re.escape(said)}"):
+        lesson.read(tmp_path / file)
+
+
+def test_an_unknown_formula_is_named() -> None:
+    with pytest.raises(ValueError, match=r"has a command that is not understood"):
+        lesson.html(r"$\nothing{x}$")
+
+
+# --- without JavaScript ---------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_the_text_of_all_steps_in_their_order(plain: dict[str, Any]) -> None:
+    text = explorer(plain, server=False)
+    heads = [re.sub(r"<[^>]+>", "", head) for head in re.findall(r"<h2[^>]*>(.*?)</h2>", text)]
+    titles = [f"{step.number} {step.title}" if step.number else step.title for step in LESSON]
+    assert [" ".join(head.split()) for head in heads] == titles
+    assert all(lesson.html_of_line(said) in text for step in LESSON for said in step.answers.values())
+
+
+@needs_browser
+@pytest.mark.more
+def test_the_text_is_shown_without_javascript(browser: Any, address: str) -> None:
+    context = browser.new_context(java_script_enabled=False, viewport=TELEPHONE)
+    page = context.new_page()
+    page.goto(address)
+    assert page.locator("main > noscript").inner_text().startswith("The figures need JavaScript.")
+    tops = [
+        page.locator(f'[data-step="{name}"] .text').bounding_box()["y"]
+        for name in NAMES
+        if page.locator(f'[data-step="{name}"]').is_visible()
+    ]
+    assert len(tops) == len(NAMES)
+    assert tops == sorted(tops)
+    context.close()
+
+
+# --- in the browser -------------------------------------------------------------------------------------------------
+
+
+IN_ORDER = "words => [...document.querySelectorAll('.orders button')].map(one => one.textContent).join(' ') === words"
+
+
+def opened(page: Watched, address: str, name: str, state: str = "") -> Any:
+    page.open(f"{address}#step={name}{state}")
+    page.until_drawn(name)
+    return page.page.locator("main > .step")
+
+
+@needs_browser
+@pytest.mark.parametrize("name", first_of(NAMES))
+def test_a_step_is_accessible_and_fits(name: str, page: Watched, address: str) -> None:
+    """By axe's rules, in light and dark. On a telephone the page is not wider than the screen, and the whole picture
+    takes at most 45 % of its height and stays in sight above the control."""
+    for theme in ("light", "dark"):
+        opened(page, address, name, f"&theme={theme}")
+        page.page.click(".check-answer")
+        assert violations(page) == []
+    page.page.set_viewport_size(TELEPHONE)
+    page.page.wait_for_timeout(150)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= TELEPHONE["width"]
+    picture = page.page.locator(".step .picture")
+    shown, whole = picture.evaluate("box => [box.clientHeight, box.scrollHeight]")
+    assert whole - 1 <= shown <= 0.45 * TELEPHONE["height"] + 1
+    page.page.locator(".check-answer").evaluate("one => one.scrollIntoView({ block: 'end' })")
+    assert picture.bounding_box()["y"] >= 0, "the picture is out of sight when the question is answered"
+
+
+@needs_browser
+@pytest.mark.parametrize("name", with_more(NAMES[5:6], NAMES[:5] + NAMES[6:]))
+def test_the_question_its_verdict_and_the_way_on_are_in_sight(name: str, page: Watched, address: str) -> None:
+    """Without scrolling by hand: the row of links to other steps stays at the bottom and covers neither."""
+
+    def box(what: str) -> Any:
+        return page.page.locator(what).evaluate("one => one.getBoundingClientRect().toJSON()")
+
+    for size in (DESKTOP, TELEPHONE):
+        page.page.set_viewport_size(size)
+        opened(page, address, name)
+        page.page.evaluate("scrollTo(0, 0)")
+        assert box(".going-on")["bottom"] == size["height"]
+        if size == DESKTOP:
+            assert box(".check-answer")["bottom"] <= box(".going-on")["top"]
+            assert box(".controls")["bottom"] <= box(".going-on")["top"]
+        page.page.click(".check-answer")
+        page.page.wait_for_function("() => document.querySelector('.judged').textContent !== ''")
+        assert box(".picture")["bottom"] <= box(".judged")["top"] or size == DESKTOP
+        assert 0 <= box(".judged")["top"] <= box(".judged")["bottom"] <= box(".going-on")["top"]
+
+
+@needs_browser
+def test_the_lesson_opens_first_and_answers(page: Watched, address: str) -> None:
+    page.open(address)
+    page.until_drawn(NAMES[0])
+    said = page.page.locator(".judged")
+    assert said.inner_text() == ""
+    page.page.click(".check-answer")
+    assert said.inner_text().startswith("Not yet. The words still stand as they were given.")
+    page.page.locator(".orders button").first.focus()
+    page.page.keyboard.press("ArrowRight")
+    page.page.wait_for_function(IN_ORDER, arg="bites dog man")
+    page.page.wait_for_function("() => document.querySelector('.judged').textContent === ''")
+    page.page.keyboard.press("Tab")
+    page.page.keyboard.press("Tab")
+    page.page.keyboard.press("Enter")
+    page.page.wait_for_function("() => document.querySelector('.judged').textContent.startsWith('Right. ')")
+    page.page.wait_for_function("() => location.hash === '#step=why&why.order=bites+dog+man'")
+    places = [one.bounding_box() for one in page.page.locator(".orders button").all()]
+    x, y = (places[0]["x"] + 20, places[0]["y"] + 10)
+    page.page.mouse.move(x, y)
+    page.page.mouse.down()
+    page.page.mouse.move(places[2]["x"] + 20, y, steps=6)
+    page.page.mouse.up()
+    page.page.wait_for_function(IN_ORDER, arg="dog man bites")
+
+
+@needs_browser
+@pytest.mark.more
+def test_arrow_keys_links_and_the_address_go_from_step_to_step(browser: Any, address: str) -> None:
+    with watched(browser) as page:
+
+        def until(number: int) -> None:
+            page.page.wait_for_selector(f'.steps [aria-current="step"] >> text="{number}"')
+
+        opened(page, address, NAMES[0])
+        page.page.keyboard.press("ArrowRight")
+        page.until_drawn(NAMES[1])
+        assert page.page.evaluate("[location.hash, document.activeElement.tagName]") == [f"#step={NAMES[1]}", "H2"]
+        assert page.page.title() == f"{LESSON[1].title} · posenc"
+        page.page.keyboard.press("ArrowLeft")
+        until(1)
+        page.page.keyboard.press("ArrowLeft")  # there is none before it
+        page.page.click('.going-on [rel="next"]')
+        until(2)
+        page.page.go_back()
+        until(1)
+        page.page.click("#theme")
+        page.page.click(f'.steps a[href="#step={NAMES[1]}"]')
+        page.until_drawn(NAMES[1])
+        assert page.page.locator("html").get_attribute("data-theme") == "dark"
+        assert page.errors == []

@@ -1,0 +1,158 @@
+"""Records on the page: read as posenc's reports read them."""
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc_lab.compare.summary import Summary as Compared
+from posenc_lab.explore import data
+from posenc_lab.explore.content import content
+from posenc_lab.explore.records import measures, summary
+from posenc_lab.extend.summary import Summary as Extended
+from posenc_lab.kit.records import read
+from posenc_lab.kit.statistics import wilson
+from tests.compare import made_up
+from tests.explore.node import Node
+
+
+def written(folder: Path, records: list[dict[str, Any]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def extension() -> list[dict[str, Any]]:
+    """A made-up extension: three scalings, four pieces of text, puzzles, and one number that was not finite."""
+    about = {
+        "configuration": {"scalings": ["none", "yarn", "ntk"], "lengths": [64, 128, 256], "trained_length": 128},
+        "fingerprint": "0123",
+        "time": "2026-01-02T03:04:05+00:00",
+        "text": {"about": "poems"},
+        "model": "m",
+        "card": "Nothing is said.",
+        "versions": {},
+        "machine": {},
+    }
+    made = []
+    for shift, scheme in enumerate(("none", "yarn", "ntk", "cropped")):
+        for length in (64, 128, 256) if scheme != "cropped" else (128,):
+            for seed in range(4):
+                bits: float | None = 1 + 0.1 * shift + 0.2 * seed * (length / 128) ** 0.5
+                bits = None if (scheme, length, seed) == ("ntk", 256, 1) else bits
+                key = {"kind": "final", "scheme": scheme, "seed": seed, "length": length}
+                made.append({**key, "bits": bits, "tokens": 8, "file": "a poem", "byte": 0, **about})
+    puzzle = {"kind": "passkey", "scheme": "yarn", "length": 256, "bits": 1.0, "tokens": 250, "depth": 50}
+    made += [{**puzzle, "seed": seed, "found": int(seed > 0), **about} for seed in range(3)]
+    return made
+
+
+def test_curves_are_those_of_the_report(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", made_up.records(seeds=(0, 1)))
+    found, report = summary(folder), Compared(read(folder))
+    sliding = found["measures"][0]
+    assert (sliding["kind"], found["trained"]) == ("sliding", made_up.TRAIN_LENGTH)
+    assert (found["seeds"], found["steps"]) == (dict.fromkeys(made_up.SCHEMES, 2), 400)
+    assert found["source"].startswith("poems: 1,234,567 bytes")
+    for scheme in report.schemes:
+        for length, point in zip(sliding["lengths"], sliding["curves"][scheme], strict=True):
+            value = report.bits("sliding", scheme, length)
+            assert point == ([value.mean, value.low, value.high, ""] if value else [None, None, None, "undefined"])
+        assert found["costs"][scheme]["step"] == report.number("speed", scheme, "step_ratio")
+    assert sliding["curves"]["learned"][-1][3] == "undefined"
+
+
+def test_the_truncated_baseline_is_one_number_beside_the_final_tokens(tmp_path: Path) -> None:
+    records = made_up.diverge(made_up.records(seeds=(0, 1)), "rope")
+    records = [r for r in records if (r["kind"], r["scheme"]) != ("truncated", "alibi")]
+    found, report = summary(written(tmp_path / "run", records)), Compared(records)
+    sliding, _, final = found["measures"]
+    assert sliding["baselines"] == {}
+    assert list(final["baselines"]) == list(made_up.SCHEMES)
+    for scheme in ("nope", "learned", "rope"):
+        value = report.bits("truncated", scheme, made_up.TRAIN_LENGTH)
+        assert value
+        assert final["baselines"][scheme] == [value.mean, value.low, value.high, ""]
+    assert final["baselines"]["alibi"] == [None, None, None, "missing"]
+    none = summary(written(tmp_path / "none", [r for r in records if r["kind"] != "truncated"]))
+    assert [measure["baselines"] for measure in none["measures"]] == [{}] * 3
+
+
+def test_an_extension_has_the_cropped_text_beside_it(tmp_path: Path) -> None:
+    found, report = summary(written(tmp_path / "run", extension())), Extended(extension())
+    final, passkey = found["measures"]
+    cropped = report.cropped()
+    assert cropped is not None
+    assert final["baselines"] == {"cropped": [*cropped, ""]}
+    assert "cropped" not in final["curves"]
+    assert passkey["baselines"] == {}
+    assert final["curves"]["ntk"][2] == [None, None, None, "not finite"]
+    assert passkey["curves"]["yarn"] == [[*wilson(2, 3), ""]]
+    assert passkey["curves"]["none"] == [[None, None, None, "missing"]]
+
+
+def test_of_puzzles_the_share_that_was_found_is_drawn(javascript: Node, tmp_path: Path) -> None:
+    javascript("content", **content(records=[written(tmp_path / "run", extension())]))
+    final, passkey = (javascript("figure", name="length-curves", state={"measure": n})["says"] for n in ("0", "1"))
+    assert "bits per byte at 256 tokens shown, lower is better" in final
+    assert "share found at 256 tokens shown, higher is better: none missing, yarn 0.667, ntk missing" in passkey
+
+
+# --- what ships -------------------------------------------------------------------------------------------------------
+
+
+def test_the_records_of_the_user_stand_before_those_that_ship(tmp_path: Path) -> None:
+    shipped = data.records()
+    assert shipped
+    first, *rest = content(records=[written(tmp_path / "run", made_up.records())])["records"]
+    assert (first["name"], rest) == (str(tmp_path / "run"), shipped)
+
+
+def test_what_ships_has_the_form_of_a_summary_and_is_small(tmp_path: Path) -> None:
+    form = summary(written(tmp_path / "run", made_up.records(seeds=(0, 1)))).keys()
+    shipped = data.records()
+    assert len({each["name"] for each in shipped}) == len(shipped)
+    for each in shipped:
+        assert each.keys() - form == {"shipped", "verdict", "command"}, each["name"]
+        assert form - each.keys() == set()
+        assert each["source"]
+        assert each["verdict"]
+        assert each["task"] in measures()
+        for measure in each["measures"]:
+            assert list(measure["curves"]) == each["schemes"]
+            points = [point for curve in measure["curves"].values() for point in curve]
+            assert all(len(curve) == len(measure["lengths"]) for curve in measure["curves"].values())
+            assert all(point[3] or point[1] <= point[0] <= point[2] for point in points)
+    assert files(data).joinpath("records.json").stat().st_size < 300_000  # type: ignore[attr-defined]
+
+
+def test_every_set_that_ships_is_drawn_with_its_source(figures: Node) -> None:
+    for n, each in enumerate(data.records()):
+        for measure in range(len(each["measures"])):
+            state = {"records": str(n), "measure": str(measure)}
+            drawn = figures("figure", name="length-curves", state=state)
+            assert drawn["says"].startswith(f"{each['name']}, ")
+
+
+def test_seeds_steps_and_text_are_said_and_what_they_decide(javascript: Node, tmp_path: Path) -> None:
+    def said(seeds: tuple[int, ...]) -> str:
+        found = summary(written(tmp_path / "run", made_up.records(seeds=seeds)))
+        return str(javascript("source", set=found))
+
+    text = "poems: 1,234,567 bytes in 3 files, 123,456 held out (whole files)"
+    assert said((0,)) == f"Your records: 1 seed, 400 steps, {text}. Undecided: a verdict needs 3 seeds."
+    assert said((0, 1, 2)).endswith("The report that posenc compare wrote beside the records has the verdicts.")
+    few = {**data.records()[0], "seeds": {"rope": 2, "nope": 10}, "schemes": ["rope", "nope"]}
+    assert javascript("source", set=few).startswith("Measured for this page: 2 to 10 seeds, ")
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_records_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"records must be folders of posenc compare or posenc extend, .*; got .*none"):
+        content(records=[tmp_path / "none"])
+    with pytest.raises(ValueError, match="holds nothing that posenc compare or posenc extend measured"):
+        summary(written(tmp_path / "bench", []))

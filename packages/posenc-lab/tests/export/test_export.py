@@ -1,0 +1,280 @@
+"""What `posenc export` writes, read back by the library of each destination."""
+
+import csv
+import importlib
+import json
+import math
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc.command.cli import main
+from posenc_lab.export.command import NAMES
+from posenc_lab.export.table import FIRST, columns, load, rows
+from posenc_lab.export.writers import DESTINATIONS, runs_of
+from tests.bench import made_up as of_bench
+from tests.compare import made_up
+
+ABOUT = {"fingerprint": "f", "time": "2026-11-26T00:00:00+00:00", "configuration": {"steps": 6, "seeds": [0, 1]}}
+
+
+def record(kind: str, **results: Any) -> dict[str, Any]:
+    return {"kind": kind, "scheme": "rope", "seed": 3, **results, **ABOUT}
+
+
+def kept(folder: Path, *records: dict[str, Any]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "records.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    return folder
+
+
+def metrics(*records: dict[str, Any]) -> list[tuple[Any, ...]]:
+    table = rows(("runs", each) for each in records)
+    return [(row["metric"], row["step"], row["value"], row["values"]) for row in table]
+
+
+def test_every_form_of_a_result_becomes_rows() -> None:
+    assert metrics(record("training", seconds=1.5, tuned=True, multiplier=None, curve=[[12, 6.5], [24, 5.0]])) == [
+        ("seconds", None, 1.5, 1),
+        ("tuned", None, 1.0, 1),
+        ("multiplier", None, None, 1),
+        ("curve", 12, 6.5, 1),
+        ("curve", 24, 5.0, 1),
+    ]
+    assert metrics(record("windows", length=64, bits=[1.0, 2.0, 6.0], tokens=9)) == [
+        ("bits", None, 3.0, 3),
+        ("tokens", None, 9.0, 1),
+    ]
+    assert metrics(record("windows", bits=[1.0, None])) == [("bits", None, None, 2)]  # not the mean of the others
+    assert metrics(record("by_position", edges=[0, 1, 4], bits=[3.0, 2.0], stderr=[0.1, None])) == [
+        ("bits", 0, 3.0, 1),
+        ("bits", 1, 2.0, 1),
+        ("stderr", 0, 0.1, 1),
+        ("stderr", 1, None, 1),
+    ]
+
+
+def test_a_record_without_numbers_keeps_its_words() -> None:
+    (row,) = rows([("runs", record("windows", length=64, undefined="no such position"))])
+    assert (row["metric"], row["value"], row["values"], row["undefined"]) == (None, None, 0, "no such position")
+    assert (row["folder"], row["kind"], row["seed"], row["length"]) == ("runs", "windows", 3, 64)
+    assert (row["configuration.steps"], row["configuration.seeds"]) == (6, "[0, 1]")
+
+
+def test_competitors_of_a_benchmark_have_rows_of_their_own() -> None:
+    results = {"plain": {"seconds": [0.1, 0.3], "ratio": [1.0, 0.9, 1.2]}, "flex": {"left_out": "too slow"}}
+    made = {**record("price", results=results, rounds=2, baseline="plain"), "kernel": {"float": "v4"}}
+    found = list(rows([("runs", made)]))
+    assert [(row["competitor"], row["metric"], row["step"], row["value"]) for row in found] == [
+        ("plain", "seconds", 0, 0.1),
+        ("plain", "seconds", 1, 0.3),
+        ("plain", "ratio", None, 1.0),
+        ("plain", "ratio_low", None, 0.9),
+        ("plain", "ratio_high", None, 1.2),
+        ("flex", None, None, None),
+    ]
+    assert found[-1]["left_out"] == "too slow"
+    assert all((row["rounds"], row["baseline"], row["kernel.float"]) == (2, "plain", "v4") for row in found)
+
+
+def test_columns_have_one_type() -> None:
+    table = [{"a": 1, "b": 1, "c": True, "d": "x"}, {"a": 2.5, "b": "two", "c": None}]
+    found = columns([{**dict.fromkeys(FIRST), **row} for row in table])
+    assert list(found)[: len(FIRST)] == list(FIRST)
+    assert (found["a"], found["b"], found["c"], found["d"]) == ([1.0, 2.5], ["1", "two"], [True, None], ["x", None])
+
+
+def test_records_are_found_in_folders_grids_and_at_addresses(tmp_path: Path) -> None:
+    one, two = record("training", seconds=1.0), record("training", seconds=2.0)
+    first, second = kept(tmp_path / "cells" / "a", one), kept(tmp_path / "cells" / "b", two)
+    assert load(str(tmp_path)) == [(str(first), one), (str(second), two)]
+    assert load(str(first)) == [(str(first), one)]
+    pytest.importorskip("fsspec")
+    assert load(f"file://{tmp_path}") == [(f"file://{first}", one), (f"file://{second}", two)]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    """Records of a comparison of two schemes with two seeds, of which one loss was not finite, and a benchmark."""
+    records = made_up.records(("nope", "rope"), (0, 1))
+    broken = next(each for each in records if each["kind"] == "windows")
+    broken["bits"][0] = None
+    prices = [{"fingerprint": "b", **each} for each in of_bench.prices()]
+    kept(tmp_path / "made" / "cells" / "bench", *prices)
+    return kept(tmp_path / "made", *records)
+
+
+def exported(made: Path, to: str, library: str = "") -> Path:
+    """Where the command wrote the records; skips where the library is not installed."""
+    if library:
+        pytest.importorskip(library, reason=f"{library} is not installed: pip install 'posenc-lab[export]'")
+    out = made.parent / "out"
+    assert main(["export", str(made), "--to", to, "--out", str(out)]) == 0
+    return out
+
+
+def table_of(made: Path) -> list[dict[str, Any]]:
+    return list(rows(load(str(made))))
+
+
+def test_csv_holds_the_table(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, table = exported(made, "csv"), table_of(made)
+    assert capsys.readouterr().out == f"{len(table)} rows: {out}\n"
+    with out.open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert list(found[0]) == list(columns(table))
+    assert len(found) == len(table)
+    for mine, row in zip(found, table, strict=True):
+        assert mine["value"] == ("" if row["value"] is None else str(float(row["value"])))
+        assert (mine["kind"], mine["scheme"], mine["metric"]) == (row["kind"], row["scheme"], row["metric"] or "")
+    assert main(["export", str(made), "--to", "csv"]) == 0
+    assert (made / "records.csv").read_bytes() == out.read_bytes()
+
+
+def test_parquet_holds_the_table(made: Path) -> None:
+    out = exported(made, "parquet", "pyarrow")
+    found = importlib.import_module("pyarrow.parquet").read_table(out)
+    assert found.to_pydict() == columns(table_of(made))
+
+
+def test_a_run_has_curves_over_steps_and_lengths() -> None:
+    made = [
+        record("windows", length=64, bits=[2.0]),
+        record("windows", length=32, bits=[1.0, None]),
+        record("training", curve=[[2, 5.0], [1, 6.0]], seconds=3.0),
+        record("by_position", length=64, edges=[0, 1, 2], bits=[4.0, 3.0]),
+        {**record("training", seconds=9.0), "seed": 4},
+    ]
+    first, second = runs_of(list(rows(("runs", each) for each in made)))
+    assert (first.name, second.name) == ("rope-3", "rope-4")
+    assert first.series.pop("windows/bits") == [(32.0, pytest.approx(math.nan, nan_ok=True)), (64.0, 2.0)]
+    assert first.series == {
+        "training/curve": [(1.0, 6.0), (2.0, 5.0)],
+        "training/seconds": [(0.0, 3.0)],
+        "by_position/64/bits": [(0.0, 4.0), (1.0, 3.0)],
+    }
+    assert second.series == {"training/seconds": [(0.0, 9.0)]}
+    assert first.config["configuration.steps"] == 6
+
+
+Points = dict[tuple[str, str], list[tuple[float, float]]]
+
+
+def points_of(made: Path) -> Points:
+    """By run and metric, what a tracker must hold; NaN is written as inf, so that it equals itself."""
+    runs = runs_of(table_of(made))
+    assert len({run.name for run in runs}) == len(runs) == 4 + 2 * 3  # trainings, and competitors of two schemes
+    return {
+        (run.name, name): [comparable(*each) for each in points] for run in runs for name, points in run.series.items()
+    }
+
+
+def comparable(step: float, value: float) -> tuple[float, float]:
+    return float(step), math.inf if math.isnan(value) else float(value)
+
+
+def test_tensorboard_holds_every_point(made: Path) -> None:
+    out = exported(made, "tensorboard", "tensorboard")
+    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    found: Points = {}
+    for folder in out.iterdir():
+        events = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0})
+        events.Reload()
+        for name in events.Tags()["scalars"]:
+            found[folder.name, name] = [comparable(each.step, each.value) for each in events.Scalars(name)]
+        assert "configuration/text_summary" in events.Tags()["tensors"]
+    expected = {name: [(step, single(value)) for step, value in points] for name, points in points_of(made).items()}
+    assert found == expected
+
+
+def single(value: float) -> float:
+    """In single precision, which TensorBoard has."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def log_of(path: Path) -> Iterator[bytes]:
+    """The messages of a file of Weights & Biases: after seven bytes a log of LevelDB, blocks of 32 KiB of parts, each
+    with a checksum of four bytes, a length of two, and whether it is whole (1), or the first, a middle or the last
+    part (2 to 4)."""
+    data, at, message = path.read_bytes(), 7, b""
+    while at < len(data):
+        if (left := -at % 32768) < 7 and left:
+            at += left
+        size, part = struct.unpack("<HB", data[at + 4 : at + 7])
+        message += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if part in (1, 4):
+            yield message
+            message = b""
+
+
+@pytest.mark.more
+def test_wandb_holds_every_point(made: Path) -> None:
+    out = exported(made, "wandb", "wandb")
+    record_of = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
+    found: Points = {}
+    for path in out.glob("wandb/offline-run-*/*.wandb"):
+        name = ""
+        for data in log_of(path):
+            message = record_of()
+            message.ParseFromString(data)
+            if message.WhichOneof("record_type") == "run":
+                name = message.run.display_name
+                config = {each.key: json.loads(each.value_json) for each in message.run.config.update}
+                assert config["folder"].startswith(str(made))
+            if message.WhichOneof("record_type") == "history":
+                row = {each.key or each.nested_key[0]: json.loads(each.value_json) for each in message.history.item}
+                (metric,) = (each for each in row if f"{each} step" in row)
+                found.setdefault((name, metric), []).append(comparable(row[f"{metric} step"], float(row[metric])))
+    assert found == points_of(made)
+
+
+@pytest.mark.more
+def test_trackio_holds_every_point(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", "")  # put back afterwards
+    exported(made, "trackio", "trackio")
+    storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
+    expected = points_of(made)
+    found: Points = {}
+    for name, metric in expected:
+        logs = [each for each in storage.get_logs("posenc", name) if metric in each]
+        found[name, metric] = [comparable(each["step"], float(each[metric])) for each in logs]
+    assert found == expected
+
+
+def test_names_are_those_of_the_destinations() -> None:
+    assert sorted(NAMES) == sorted(DESTINATIONS)
+
+
+@pytest.mark.parametrize(
+    ("library", "to"),
+    [("pyarrow", "parquet"), ("tensorboard", "tensorboard"), ("wandb", "wandb"), ("trackio", "trackio")],
+)
+def test_a_missing_library_is_named_with_its_extra(
+    library: str, to: str, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setenv("TRACKIO_DIR", "")
+    assert main(["export", str(made), "--to", to, "--out", str(made.parent / "out")]) == 1
+    assert capsys.readouterr().err == f"posenc: error: {library} is not installed: pip install 'posenc-lab[export]'\n"
+    assert not (made.parent / "out").exists()
+
+
+def wrong(made: Path) -> dict[str, list[str]]:
+    return {
+        f"RECORDS must be a folder with records.jsonl, or one of a grid, got '{made}/x', which has no records": [
+            f"{made}/x", "--to", "csv",
+        ],
+        f"--out must be a new or an empty folder, got {made}": [str(made), "--to", "wandb", "--out", str(made)],
+        "--out must be given if RECORDS is an address, got s3://a/b": ["s3://a/b", "--to", "csv"],
+    }  # fmt: skip
+
+
+def test_wrong_usage_is_refused(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for message, given in wrong(made).items():
+        assert main(["export", *given]) == 2
+        assert capsys.readouterr().err == f"posenc: error: {message} (see posenc export --help)\n"

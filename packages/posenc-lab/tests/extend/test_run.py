@@ -1,0 +1,295 @@
+"""posenc extend on a tiny checkpoint: measured once, resumed, refused by name, reported."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers needs Python 3.11")
+
+from posenc.command.cli import main
+from posenc.command.progress import Progress
+from posenc_lab.extend import measure, report, run
+from posenc_lab.extend import model as models
+from posenc_lab.extend.settings import Extension
+from posenc_lab.extend.summary import Summary
+from posenc_lab.extend.text import Tokens
+from posenc_lab.kit.records import read
+from tests.extend.small import checkpoint
+
+CPU = torch.device("cpu")
+
+
+def test_every_scaling_is_measured_once_and_what_is_there_is_kept(settings: Extension, tmp_path: Path) -> None:
+    records = run.extend(settings, tmp_path)
+    of = {(r["kind"], r["scheme"], r["seed"], r["length"]): r for r in records}
+    assert len(of) == len(records) == 3 * 2 * (3 + 1) + 2
+    for window in range(2):
+        plain = of["final", "none", window, 32]["bits"]
+        assert of["final", "cropped", window, 32]["bits"] == plain
+        # Up to the trained length dynamic scaling does nothing, and linear does.
+        assert of["final", "dynamic", window, 32]["bits"] == pytest.approx(plain, abs=1e-4)
+        assert of["final", "linear", window, 32]["bits"] != pytest.approx(plain, abs=1e-3)
+        assert of["final", "dynamic", window, 128]["bits"] != pytest.approx(
+            of["final", "none", window, 128]["bits"], abs=1e-3
+        )
+    before = (tmp_path / "records.jsonl").read_bytes()
+    assert len(run.extend(settings, tmp_path)) == len(records)
+    assert (tmp_path / "records.jsonl").read_bytes() == before
+
+
+def test_interrupted_and_run_again_is_the_same(
+    settings: Extension, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run.extend(replace(settings, scalings=("none", "linear")), tmp_path / "whole")
+    right, calls = run.measure.nats, 0
+
+    def stopped(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        return right(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(run.measure, "nats", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run.extend(replace(settings, scalings=("none", "linear")), tmp_path / "parts")
+    kept = len(read(tmp_path / "parts"))
+    assert 0 < kept < len(whole)
+    monkeypatch.setattr(run.measure, "nats", right)
+    parts = run.extend(replace(settings, scalings=("none", "linear")), tmp_path / "parts")
+
+    def results(records: list[dict[str, object]]) -> dict[tuple[object, ...], object]:
+        return {tuple(r[n] for n in ("kind", "scheme", "seed", "length")): r["bits"] for r in records}
+
+    assert results(parts) == results(whole)
+
+
+def test_the_model_is_as_it_was_after_a_scaling(settings: Extension, tmp_path: Path) -> None:
+    """Scalings are measured one after the other on one model: in another order the numbers are the same."""
+    first = run.extend(replace(settings, scalings=("linear", "none"), lengths=(128,)), tmp_path / "a")
+    second = run.extend(replace(settings, scalings=("none", "linear"), lengths=(128,)), tmp_path / "b")
+    kept = [
+        {(r["scheme"], r["seed"]): r["bits"] for r in records if r["kind"] == "final"} for records in (first, second)
+    ]
+    assert kept[0] == kept[1]
+
+
+def test_puzzles_and_the_report(
+    place: Path, settings: Extension, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [
+        "extend", settings.model, "--text", settings.text[0], "--scalings", "none,yarn", "--lengths", "128,192",
+        "--factor", "6", "--windows", "2", "--final", "8", "--trials", "1", "--depths", "0,100", "--out", str(tmp_path),
+    ]  # fmt: skip
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert "memory: about" in said.err
+    assert "trained at 32" in said.err
+    assert "YaRN(factor=6.0, original_length=32)" in said.err
+    page = (tmp_path / "report.html").read_text()
+    for words in ("passkey: a number that occurs once", "applied zero-shot", "--scalings none,yarn", "0 of 2"):
+        assert words in page
+    assert {p.name for p in (tmp_path / "figures").iterdir()} >= {"final.png", "by_position-dark.png", "item.png"}
+    summary = Summary(read(tmp_path))
+    assert summary.found("passkey", "yarn", 192) in ((0, 2), (1, 2), (2, 2))
+    assert summary.missing() == []
+    assert summary.gain("none", 192) is not None
+
+
+@pytest.mark.more
+def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -> None:
+    tuned = replace(settings, scalings=("linear",), lengths=(128,), train=3, train_length=32, learning_rate=1e-2)
+    records = run.extend(tuned, tmp_path)
+    training = next(r for r in records if r["kind"] == "training")
+    assert [step for step, _ in training["curve"]] == [1, 2, 3]
+    assert {r["scheme"] for r in records} == {"linear, 3 steps"}
+    # The trained length was not asked for; it is what the model is compared with.
+    summary = Summary(records)
+    assert summary.lengths == (32, 128)
+    assert summary.gain("linear, 3 steps", 128) is not None
+    page = report.write(records, tmp_path).read_text()
+    assert "paired difference from the same fine-tuned model on text cropped to 32 tokens" in page
+    assert "Dashed" not in page
+    (said, *_) = report.observed(summary)
+    assert "bits per byte compared with its own on text cropped to 32 tokens: too few pieces to say: " in said
+    plain = run.extend(replace(tuned, train=0), tmp_path / "plain")
+    final = [
+        {r["seed"]: r["bits"] for r in each if r["kind"] == "final" and r["scheme"].startswith("linear")}
+        for each in (records, plain)
+    ]
+    assert final[0] != final[1]
+
+
+def test_lora_trains_few_weights_and_changes_the_model(settings: Extension, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    from posenc_lab.extend.model import find, load
+    from posenc_lab.extend.tune import Trained, prepared
+
+    tuned = replace(settings, lora=2, train=1)
+    model = load(find(settings.model), "float32", "sdpa", CPU).model
+    count = sum(p.numel() for p in Trained(prepared(model, tuned)).parameters())
+    assert 0 < count < 0.1 * sum(p.numel() for p in model.parameters())
+
+
+def test_longrope_takes_the_factors_of_a_file(settings: Extension, tmp_path: Path) -> None:
+    path = tmp_path / "factors.json"
+    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}))
+    lists = replace(settings, scalings=("none", "longrope"), factors=str(path), lengths=(32, 128))
+    records = run.extend(lists, tmp_path / "out")
+    assert sum(r["scheme"] == "longrope" for r in records) == 6
+    path.write_text(json.dumps({"short_factor": [1.0] * 3, "long_factor": [1.0] * 4}))
+    with pytest.raises(ValueError, match=r"short_factor of .* must have 4 numbers, one for each pair, got 3"):
+        run.extend(lists, tmp_path / "other")
+    path.write_text("[]")
+    with pytest.raises(
+        ValueError, match="factors must be a JSON file with the lists short_factor and long_factor, got '"
+    ):
+        run.extend(lists, tmp_path / "another")
+
+
+class Said(Progress):
+    """Keeps the lines that stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+def test_the_text_to_train_on_is_read_only_where_training_remains(
+    settings: Extension, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned = replace(settings, scalings=("none",), lengths=(32,), train=1, train_length=32)
+    first = Said()
+    run.extend(tuned, tmp_path, first)
+    assert first.lines[0].startswith("reading ")
+    assert first.lines[1].startswith("counting the tokens of all text that is not tested: ")
+    assert any(line.startswith("time: about 1 second, told by") for line in first.lines)
+    assert any("LlamaForCausalLM, 32 thousand parameters, trained at 32" in line for line in first.lines)
+    monkeypatch.setattr(Tokens, "draw", None)
+    again = Said()
+    run.extend(tuned, tmp_path, again)
+    assert not any("counting" in line for line in again.lines)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0.2, "1 second"),
+        (45, "45 seconds"),
+        (89, "89 seconds"),
+        (91, "2 minutes"),
+        (5000, "83 minutes"),
+        (7300, "2 hours"),
+    ],
+)
+def test_a_time_is_said_in_a_unit_that_fits(seconds: float, said: str) -> None:
+    assert run._in_words(seconds) == said
+
+
+def test_what_a_folder_was_begun_with_is_kept(settings: Extension, tmp_path: Path) -> None:
+    free = replace(settings, scalings=("none",), final=None, windows=None, lengths=(64, 128))
+    assert run.extend(free, tmp_path)[-1]["configuration"]["final"] == 32  # the trained length
+    longer = run.extend(replace(free, lengths=(32, 48, 128)), tmp_path)
+    assert {r["tokens"] for r in longer if r["kind"] == "final"} == {32}
+    said = r"lengths must be at least 32 in .*, which scores the last 32 tokens at every length, got 16: give another"
+    with pytest.raises(ValueError, match=said):
+        run.extend(replace(free, lengths=(16, 128)), tmp_path)
+    # Nothing is trained, so no option of training can differ.
+    run.extend(replace(free, learning_rate=1e-3, train_length=64), tmp_path)
+    with pytest.raises(ValueError, match=r"with final 32 there and 16 here: ") as differing:
+        run.extend(replace(free, final=16, learning_rate=1e-3), tmp_path)
+    assert "learning_rate" not in str(differing.value)
+
+
+def test_longrope_is_added_to_a_folder(settings: Extension, tmp_path: Path) -> None:
+    plain = replace(settings, scalings=("none",), lengths=(32, 128))
+    run.extend(plain, tmp_path)
+    path = tmp_path / "factors.json"
+    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}))
+    both = replace(plain, scalings=("none", "longrope"), factors=str(path))
+    assert sum(r["scheme"] == "longrope" for r in run.extend(both, tmp_path)) == 6
+    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 5.0]}))
+    with pytest.raises(ValueError, match=r"with factors '\w+' there and '\w+' here"):
+        run.extend(both, tmp_path)
+
+
+def test_base_is_the_model_with_that_base(settings: Extension, tmp_path: Path) -> None:
+    """Added to a folder, it has the losses of the same weights whose configuration has that base."""
+    plain = replace(settings, scalings=("none",), lengths=(32, 128))
+    run.extend(plain, tmp_path / "out")
+    larger = replace(plain, scalings=("none", "base"), base=1e6)
+    records = run.extend(larger, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"with base 1000000\.0 there and 500000\.0 here"):
+        run.extend(replace(larger, base=5e5), tmp_path / "out")
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    other = checkpoint(tmp_path / "model", rope_parameters=rope)  # the same weights, by their seed
+    expected = run.extend(replace(plain, model=str(other)), tmp_path / "other")
+    bits = [
+        {(r["seed"], r["length"]): r["bits"] for r in each if r["kind"] == "final" and r["scheme"] == name}
+        for each, name in ((records, "base"), (expected, "none"), (records, "none"))
+    ]
+    assert len(bits[0]) == 4
+    assert bits[0] == pytest.approx(bits[1], abs=1e-4)
+    assert bits[0] != pytest.approx(bits[2], abs=1e-3)
+
+
+def test_wrong_factors_are_said_before_the_first_pass(settings: Extension, tmp_path: Path) -> None:
+    path = tmp_path / "factors.json"
+    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 0.0, 4.0]}))
+    with pytest.raises(ValueError, match=r"long_factor\[2\] must be a finite number above 0, got 0\.0"):
+        run.extend(replace(settings, scalings=("none", "longrope"), factors=str(path)), tmp_path / "out")
+    assert read(tmp_path / "out") == []
+
+
+def test_default_lengths_leave_room_for_puzzles(place: Path, settings: Extension, tmp_path: Path) -> None:
+    free = replace(settings, scalings=("none",), lengths=(), tasks=("text", "item"))
+    said = Said()
+    records = run.extend(free, tmp_path / "some", said)
+    assert "left out: 16, 32, 64 tokens, too few for item" in said.lines
+    assert {r["length"] for r in records if r["scheme"] == "none"} == {128}
+    said = Said()
+    records = run.extend(replace(free, factor=2.0), tmp_path / "none", said)
+    assert "left out: item, for which 64 tokens are too few" in said.lines
+    assert {r["kind"] for r in records} == {"final", "by_position"}
+    with pytest.raises(ValueError, match=r"lengths must leave room for item, \d+ tokens of this tokenizer, got 16"):
+        run.extend(replace(free, factor=2.0, tasks=("item",)), tmp_path / "refused")
+
+
+def test_fewer_pieces_are_taken_where_the_text_has_no_more(settings: Extension, tmp_path: Path) -> None:
+    free = replace(settings, scalings=("none",), lengths=(600,), factor=20.0, windows=None)
+    said = Said()
+    records = run.extend(free, tmp_path, said)
+    count = records[-1]["configuration"]["windows"]
+    assert 2 <= count < 8
+    assert any(line.endswith(f"; {count} pieces of 601 tokens are all that it has") for line in said.lines)
+    assert len(run.extend(free, tmp_path)) == len(records)
+
+
+def test_a_models_own_scaling_forgets_the_lengths_before(settings: Extension, tmp_path: Path) -> None:
+    """transformers keeps the frequencies of the longest text at lengths that are not below the trained one."""
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    folder = checkpoint(tmp_path / "model", rope_parameters=dynamic)
+    tokens, none = torch.arange(129) % 256, torch.tensor([], dtype=torch.int64)
+
+    def loaded() -> torch.nn.Module:
+        model: torch.nn.Module = models.load(models.find(str(folder)), "float32", "sdpa", CPU).model
+        return model
+
+    expected, model = measure.final(loaded(), tokens, 32, 8, none), loaded()
+    measure.final(model, tokens, 128, 8, none)
+    assert not torch.allclose(measure.final(model, tokens, 32, 8, none), expected)
+    measure.begin_anew(model)
+    torch.testing.assert_close(measure.final(model, tokens, 32, 8, none), expected)
+    own = replace(settings, model=str(folder), scalings=("none",), lengths=(64, 128))
+    found = {r["seed"]: r["bits"] for r in run.extend(own, tmp_path / "out") if r["scheme"] == "cropped"}
+    pieces = Tokens(own.text, models.load(models.find(str(folder)), "float32", "sdpa", CPU).tokenizer, 128, 8, 2).pieces
+    each = [float(measure.final(loaded(), piece.tokens, 32, 8, none).sum()) for piece in pieces]
+    expected_bits = [n / math.log(2) / piece.final_bytes for n, piece in zip(each, pieces, strict=True)]
+    assert [found[0], found[1]] == pytest.approx(expected_bits, abs=1e-4)

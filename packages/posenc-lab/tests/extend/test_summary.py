@@ -1,0 +1,233 @@
+"""What the report of an extension shows is what was recorded."""
+
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc_lab.extend import pictures, report
+from posenc_lab.extend.settings import Extension
+from posenc_lab.extend.summary import STRETCHES, Summary
+from posenc_lab.extend.verdicts import Paired
+from posenc_lab.kit.report import Cell
+from posenc_lab.kit.statistics import Interval
+
+EDGES = [0, 16, 32, 64, 96, 128, 160, 192, 224, 256]
+
+
+def record(kind: str, scheme: str, seed: int, **result: Any) -> dict[str, Any]:
+    about = {"configuration": {"trained_length": 128}, "kind": kind, "scheme": scheme, "seed": seed, "length": 256}
+    return {**about, **result}
+
+
+def recorded(scheme: str, shift: float = 0.0) -> list[dict[str, Any]]:
+    pieces = [[n + shift + piece for n in range(9)] for piece in (0, 2)]
+    places = [record("by_position", scheme, n, edges=EDGES, bits=bits) for n, bits in enumerate(pieces)]
+    return [*places, record("final", scheme, 0, bits=1.0, tokens=8)]
+
+
+def test_buckets_become_stretches_each_weighing_as_many_tokens_as_it_is_wide() -> None:
+    points = Summary(recorded("none")).by_position("none")
+    assert len(points) == STRETCHES == 8
+    # The first two buckets, of 16 tokens each, are the first stretch of 32; the others are a stretch each.
+    assert [x for x, _ in points] == [16 + 32 * n for n in range(8)]
+    assert [value.mean for _, value in points] == pytest.approx([1.5, *range(3, 10)])
+    # Student's t of one degree of freedom stays within 12.7062; the standard error of (0.5, 2.5) is 1.
+    assert (points[0][1].low, points[0][1].high) == pytest.approx((1.5 - 12.7062, 1.5 + 12.7062), abs=1e-4)
+    uneven = record("by_position", "none", 0, edges=[0, 8, 32, 256], bits=[4.0, 8.0, 1.0])
+    assert Summary([uneven, record("final", "none", 0, bits=1.0, tokens=8)]).by_position("none")[0][1].mean == 7.0
+
+
+def test_an_interval_is_students_t() -> None:
+    """Quantiles of the printed tables; a bootstrap of four values would say 0.75 of what must be said."""
+    table = {2: 12.7062, 3: 4.3027, 4: 3.1824, 5: 2.7764, 8: 2.3646, 9: 2.3060, 31: 2.0423}
+    for count, quantile in table.items():
+        values = [float(n % 3) for n in range(count)]
+        records = [record("final", "none", n, bits=value, tokens=8) for n, value in enumerate(values)]
+        found = Summary(records).bits("none", 256)
+        assert found is not None
+        error = statistics.stdev(values) / math.sqrt(count)
+        assert found.mean == pytest.approx(statistics.mean(values))
+        assert (found.high - found.mean, found.mean - found.low) == pytest.approx((quantile * error,) * 2, abs=1e-4)
+    one = Summary([record("final", "none", 0, bits=1.0, tokens=8)]).bits("none", 256)
+    assert one == Interval(1.0, -math.inf, math.inf)
+
+
+def final(scheme: str, length: int, bits: float | None, seed: int = 0) -> dict[str, Any]:
+    """A record of a piece of text, with all that a report says of it."""
+    full = Extension(model="m", lengths=(128, 256), tasks=("text",), trained_length=128, windows=2).to_dict()
+    about = {"configuration": full, "text": {"about": "a text"}, "model": "m", "card": "Its card is blank."}
+    told = {**about, "versions": {}, "machine": {}, "time": "", "file": f"book/{seed}.txt", "byte": 1000 + seed}
+    return {**told, "kind": "final", "scheme": scheme, "seed": seed, "length": length, "bits": bits, "tokens": 8}
+
+
+@pytest.mark.more
+def test_a_report_without_a_finite_baseline_or_of_one_piece_is_drawn(tmp_path: Path) -> None:
+    records = [final("none", 128, None), final("none", 256, 2.0), final("cropped", 128, None)]
+    page = report.write(records, tmp_path).read_text()
+    assert "which has not finite" in page
+    assert "Dashed" not in page
+    assert "one piece" in page
+    assert "cropped: final at 128 (1 of 2)" in page
+    without = report.write(records[:2], tmp_path).read_text()
+    assert "the unscaled model on text cropped to 128 tokens is missing" in without
+
+
+def differing(scheme: str, difference: float, deviation: float, pieces: int) -> list[dict[str, Any]]:
+    """A scaling at 256 tokens whose bits are the cropped text's and a difference, varying so much and balanced."""
+    shifts = [difference + deviation * (-1) ** n for n in range(pieces)]
+    return [final(scheme, 256, 1.0 + 0.1 * n + shift, n) for n, shift in enumerate(shifts)]
+
+
+def compared(pieces: int) -> list[dict[str, Any]]:
+    cropped = [final("cropped", 128, 1.0 + 0.1 * n, n) for n in range(pieces)]
+    many = (("none", 0.5, 0.01), ("linear", 0.0, 0.01), ("yarn", -0.1, 0.01), ("ntk", 0.01, 0.1))
+    return [*cropped, *(r for each in many for r in differing(*each, pieces))]
+
+
+def test_ties_are_said_where_they_are_shown_and_undecided_where_not() -> None:
+    summary = Summary(compared(8))
+    found = report.observed(summary)
+    # Of 8 pieces the standard deviation is sqrt(8 / 7) of what they vary by, and t is 2.3646.
+    assert found[0] == (
+        "At 256 tokens, 2× the trained length, bits per byte compared with the unscaled model's on text cropped to 128 "
+        "tokens: higher: none (+0.500); lower: yarn (−0.100); tied: linear (+0.000); undecided: ntk (+0.010)."
+    )
+    assert found[1] == ("Estimated number of pieces for a 95 % interval of ±0.02 bits per byte: ntk at 256 tokens 120.")
+    half = 2.3646 * 0.1 * math.sqrt(8 / 7) / math.sqrt(8)
+    cell = Cell(*report._row(summary, "ntk")[-1]).notes[-1]
+    assert cell == f"+0.010 (−{half - 0.01:.3f} to +{half + 0.01:.3f}) undecided"
+    table = report.terminal_table(compared(8))
+    marks = [str(cell)[-2:] for cell in list(table.columns[-1].cells)]
+    assert marks == [" >", " =", " <", " ?"]
+    assert str(table.caption).endswith("<, =, >, ?: lower than that, tied, higher, undecided.")
+
+
+def test_a_model_that_was_fine_tuned_is_compared_with_itself() -> None:
+    records = [
+        {**r, "scheme": "yarn, 5 steps", "configuration": {**r["configuration"], "train": 5}}
+        for n in range(8)
+        for r in (final("yarn", 128, 1.0, n), final("yarn", 256, 1.1 + 0.01 * (n % 2), n))
+    ]
+    table = report.terminal_table(records)
+    assert str(next(iter(table.columns[-1].cells))) == "1.105 >"
+    assert str(table.caption) == "<, =, >, ?: lower than itself on text cropped to 128, tied, higher, undecided."
+
+
+def test_few_pieces_are_given_no_verdict(tmp_path: Path) -> None:
+    found = report.observed(Summary(compared(4)))
+    assert found[0].endswith("too few pieces to say: none (+0.500), linear (+0.000), yarn (−0.100), ntk (+0.010).")
+    assert found[1].endswith(
+        "none at 256 tokens 8, linear at 256 tokens 8, yarn at 256 tokens 8, ntk at 256 tokens 140."
+    )
+    page = report.write(compared(4), tmp_path).read_text()
+    table = page[page.index('<table id="scalings">') :].partition("</table>")[0]
+    assert "−0.100 (−0.118 to −0.082)<" in table
+    assert not any(word in table for word in ("tied", "lower", "higher", "undecided", "too few"))
+    assert "too few pieces to say: fewer than 8, so that nothing is known of other text" in page
+    assert page.count("too few pieces to say: ") == 2  # what it is of, and what it means
+    assert "excludes zero" not in page
+    table = report.terminal_table(compared(4))
+    assert str(table.caption) == (
+        "?: too few pieces of text; nothing can be said on 4 of them, a verdict takes 8 (--windows)."
+    )
+    # A model that is half a bit worse does not look like one that is as good.
+    assert [str(cell)[-2:] for cell in table.columns[-1].cells] == [" ?"] * 4
+
+
+def test_the_report_names_the_pieces_and_what_the_model_may_have_seen(tmp_path: Path) -> None:
+    records = [*compared(2), final("none", 128, 1.0, 0)]
+    page = " ".join(report.write(records, tmp_path).read_text().split())
+    table = page[page.index('<table id="pieces">') :].partition("</table>")[0]
+    assert '<th scope="row">book/1.txt</th> <td class="number">1,001</td> <td class="number">1.590</td>' in table
+    assert table.count("<tr>") == 1 + 2
+    seen = page[page.index('<p id="seen">') :].partition("</p>")[0]
+    for words in (
+        "The model may have been trained on the test text; posenc cannot know. Its card is blank.",
+        "the losses may be too low",
+        "Differences between scalings are less affected",
+    ):
+        assert words in seen
+
+
+def puzzles(scheme: str, found: str) -> list[dict[str, Any]]:
+    """Passkeys that were found (1) or not (0), in this order."""
+    return [
+        {**final(scheme, 256, 3.0, n), "kind": "passkey", "found": int(each), "depth": 50}
+        for n, each in enumerate(found)
+    ]
+
+
+def test_puzzles_have_an_interval_and_are_paired_with_those_of_none() -> None:
+    summary = Summary([*puzzles("none", "1000000000"), *puzzles("yarn", "0111111100"), *puzzles("ntk", "11")])
+    assert summary.against_plain("passkey", "yarn", 256) == Paired(7, 1)
+    assert summary.against_plain("passkey", "none", 256) is None
+    assert summary.against_plain("item", "yarn", 256) is None
+    rows = {str(row[0]): row[1:] for row in report._puzzle_rows(summary, "passkey")}
+    # Wilson's intervals of 1, 7 and of 2 of 2, of the published formula; 7 and 1 of 8 tosses: 2 (1 + 8) / 256.
+    assert rows["none"] == [Cell("1 of 10", ["2% to 40%", "3.0 bits"])]
+    assert rows["yarn"] == [Cell("7 of 10", ["40% to 89%", "3.0 bits", "+7 −1, p 0.07: undecided"])]
+    assert rows["ntk"] == [Cell("2 of 2", ["34% to 100%", "3.0 bits", "+1 −0, p 1: undecided"])]
+    better = Summary([*puzzles("none", "1000000000"), *puzzles("yarn", "1111111111")])
+    assert Cell(*report._puzzle_rows(better, "passkey")[1][1]).notes[-1] == "+9 −0, p 0.0039: more"
+
+
+def test_how_to_read_it_says_what_is_there() -> None:
+    text, puzzle = report.reading(Summary(compared(8))), report.reading(Summary(puzzles("yarn", "01")))
+    assert text[0].startswith(
+        "lower and higher: the 95 % interval of the paired difference (Student's t) excludes zero."
+    )
+    assert "tied: its 90 % interval lies within ±0.02 bits per byte" in text[0]
+    assert not any("Wilson" in line or "too few pieces to say" in line for line in text)
+    assert puzzle[0] == "Puzzles: the share found has Wilson's 95 % interval."
+    both = report.reading(Summary([*puzzles("none", "01"), *puzzles("yarn", "01")]))
+    assert "the scaling found three that none did not, and missed one that it found" in both[0]
+    assert text[-1] == puzzle[-1]
+    assert text[-1].startswith("There is no correction for multiple comparisons: of twenty")
+
+
+def test_what_was_asked_for_in_parts_is_missing_and_repeated_as_a_whole() -> None:
+    def asked(scaling: str, **changes: Any) -> dict[str, Any]:
+        given = {"model": "m", "tasks": ("item",), "trained_length": 32, "windows": 2, "factor": 8 / 3, **changes}
+        configuration = Extension(scalings=(scaling,), **given).to_dict()
+        about = {"configuration": configuration, "kind": "item", "scheme": scaling, "seed": 10, "length": 128}
+        return {**about, "found": 0, "bits": 1.0, "depth": 10, "tokens": 128}
+
+    first = asked("none", lengths=(128,), depths=(10,), trials=1)
+    assert Summary([first]).missing() == []
+    summary = Summary([first, asked("linear", lengths=(96, 128), depths=(0, 10), trials=1)])
+    assert summary.missing() == [
+        f"{scaling}: item at 96 (0 of 2), item at 128 (1 of 2)" for scaling in ("none", "linear")
+    ]
+    command = report.command(summary)
+    for words in ("none,linear", "--lengths 96,128", "--depths 0,10", "--factor 2.6666666666666665"):
+        assert words in command
+
+
+def test_a_stretch_with_a_value_that_is_not_finite_is_not_finite() -> None:
+    records = recorded("none")
+    records[0]["bits"][1] = None
+    first, second, *_ = (value.mean for _, value in Summary(records).by_position("none"))
+    assert math.isnan(first)
+    assert second == pytest.approx(3.0)
+
+
+def test_the_picture_marks_the_trained_length_and_has_numbers_for_what_is_off_it() -> None:
+    summary = Summary([*recorded("none"), *recorded("linear", 40.0), *recorded("yarn", 50.0)])
+    for dark in (False, True):
+        (axes,) = pictures.by_position(summary, dark).axes
+        assert next(line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":") == 128
+        words = {text.get_text() for text in axes.texts}
+        assert {"none", "linear", "yarn", "49.00 \u2191", "59.00 \u2191"} <= words
+
+
+def test_the_picture_of_final_tokens_has_the_cropped_text_as_a_dashed_line() -> None:
+    records = [final(scheme, n, bits) for scheme, bits in (("none", 2.0), ("yarn", 1.0)) for n in (128, 256)]
+    (axes,) = pictures.final(Summary([*records, final("cropped", 128, 1.5)]), False).axes
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    assert lines["none"] == [2.0, 2.0]
+    assert lines["yarn"] == [1.0, 1.0]
+    assert lines["cropped, truncated"] == [1.5, 1.5]
+    assert "dashed: the unscaled model on the last 128" in [text.get_text() for text in axes.texts]

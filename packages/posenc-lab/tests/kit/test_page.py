@@ -1,0 +1,122 @@
+"""A report of every kind of part, as a page and as Markdown, and the command that repeats it."""
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from posenc_lab.kit import page
+from posenc_lab.kit.command import command_of
+from posenc_lab.kit.configuration import Configuration, option
+from posenc_lab.kit.page import drawn, joined, strong
+from posenc_lab.kit.report import (
+    Cell,
+    Column,
+    Figures,
+    Items,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    Warn,
+    as_markdown,
+)
+from tests.kit.pages import Page
+
+HOSTILE = '<b>"&'
+TABLE = Table(
+    "Sizes",
+    "In words.",
+    ["name", Column("no."), Column("length", "tokens")],
+    [["a|b", "1", Cell("12", ["±1", ""], "best")], [HOSTILE, "2", Cell("–", mark="absent")]],
+    id="sizes",
+)
+REPORT = Report(
+    title=f"A title {HOSTILE}",
+    heading=f"A heading {HOSTILE}",
+    lead=["What it is of."],
+    parts=[
+        Warn("Not finished.", "Missing:", ["one", HOSTILE], id="missing"),
+        Section("Results", [Items([HOSTILE, "an item"], "results")]),
+        Figures({"loss": f"The loss {HOSTILE}", "not drawn": "It is left out."}),
+        TABLE,
+        Table("Nothing", "", ["name"]),
+        Section("All", [Paragraph(joined("It is ", strong(HOSTILE)), id="said")], folded=True),
+    ],
+    command="posenc anything --with 'two words' --and-more",
+    environment=[("torch", "2.0")],
+)
+IMAGES = {"loss": {False: b"light", True: b"dark"}}
+
+
+def test_a_page_has_every_part_and_escapes_all_of_it() -> None:
+    text = page.html(REPORT, IMAGES)
+    parsed = Page(text)
+    assert parsed.open == []
+    assert "<b>" not in text
+    for words in ("A heading", "What it is of.", "Missing:", "an item", "In words.", HOSTILE):
+        assert words in parsed.text
+    assert "It is left out." not in text
+    assert parsed.tables == {
+        "sizes": [[" name", " no.", " length tokens"], [" a|b", " 1", " 12 ±1"], [f" {HOSTILE}", " 2", " –"]]
+    }
+    sources = [a.get("srcset", a.get("src")) for tag, a in parsed.tags if tag in ("source", "img")]
+    assert sources == [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (b"dark", b"light")]
+    heads = [a for tag, a in parsed.tags if tag == "th" and a["scope"] == "row"]
+    assert heads == [{"scope": "row"}, {"scope": "row"}]
+    assert parsed.text.rstrip().endswith("To repeat it\nposenc anything --with 'two words' --and-more\n\ntorch2.0")
+    # A line breaks only between options.
+    assert "<span>posenc anything</span> <span>--with &#39;two words&#39;</span> <span>--and-more</span></code>" in text
+
+
+def test_a_page_has_no_script_and_says_how_to_repeat_it_where_that_is_known() -> None:
+    assert "script" not in {tag for tag, _ in Page(page.html(REPORT)).tags}
+    assert "To repeat it" not in page.html(Report("t", "h", [], []))
+
+
+def test_it_is_written_with_its_pictures(tmp_path: Path) -> None:
+    path = page.write(REPORT, tmp_path / "new", IMAGES)
+    assert path == tmp_path / "new" / "report.html"
+    assert (path.parent / "figures" / "loss.png").read_bytes() == b"light"
+    assert (path.parent / "figures" / "loss-dark.png").read_bytes() == b"dark"
+
+
+def test_what_draws_nothing_has_no_image() -> None:
+    made = drawn({"one": lambda size, dark: Figure((size + dark, size)), "none": lambda size, dark: None}, 1)
+    assert list(made) == ["one"]
+    assert all(image.startswith(b"\x89PNG") for image in made["one"].values())
+    assert made["one"][True] != made["one"][False]
+
+
+def test_a_table_in_markdown() -> None:
+    assert as_markdown(TABLE) == (
+        "## Sizes\n\nIn words.\n\n| name | no. | length |\n| --- | --- | --- |\n| a/b | 1 | **12** |\n"
+        f"| {HOSTILE} | 2 | – |\n"
+    )
+
+
+@dataclass(frozen=True)
+class Choices(Configuration):
+    """Every kind of field."""
+
+    names: tuple[str, ...] = option((), "names")
+    text: tuple[str, ...] = option((), "files", commas=False)
+    rates: tuple[float, ...] = option((1.0,), "rates", above=0)
+    timed: bool = option(True, "whether")
+    left: int | None = option(None, "a number")
+    hidden: int = option(1)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"names": ["a", "b"], "text": ["a,b.txt", "c d"]}, "posenc x --names a,b --text a,b.txt 'c d'"),
+        ({"rates": [], "names": []}, "posenc x --rates none"),
+        ({"timed": False, "left": None, "hidden": 3, "unknown": 4}, "posenc x --no-timed"),
+        ({"timed": True, "left": 7}, "posenc x --timed --left 7"),
+    ],
+)
+def test_the_command_that_gives_a_configuration(values: dict[str, object], said: str) -> None:
+    assert command_of(("posenc", "x"), values, Choices) == said

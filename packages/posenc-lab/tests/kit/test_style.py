@@ -1,0 +1,108 @@
+"""The palette is measured, not claimed: contrast, and distance as colour-blind eyes see it."""
+
+from itertools import combinations, pairwise, product
+
+import matplotlib
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from posenc_lab.explore.data import records
+from posenc_lab.kit import style
+
+# Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as seen without one kind of cone.
+SEEN = {
+    "all cones": np.eye(3),
+    "protanopia": np.array([[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]),
+    "deuteranopia": np.array([[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]]),
+    "tritanopia": np.array([[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]]),
+}
+
+
+def linear(color: str) -> NDArray[np.float64]:
+    values = np.array([int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's contrast ratio."""
+    dark, bright = sorted(float(linear(c) @ [0.2126, 0.7152, 0.0722]) for c in (one, other))
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def lab(rgb: NDArray[np.float64]) -> NDArray[np.float64]:
+    """CIELAB of linear sRGB, white D65."""
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x, y, z = np.cbrt(np.maximum(to_xyz @ np.clip(rgb, 0, 1) / [0.9505, 1.0, 1.089], 1e-9))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_colour_stands_out_from_the_paper_and_the_ink_more(dark: bool) -> None:
+    theme = style.theme(dark)
+    assert min(contrast(color, theme.background) for color in theme.palette) >= 3
+    assert contrast(theme.ink, theme.background) >= 7
+    assert contrast(theme.faint, theme.background) >= 4.5
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("eyes", SEEN)
+def test_every_two_colours_stay_apart(dark: bool, eyes: str) -> None:
+    seen = [lab(SEEN[eyes] @ linear(color)) for color in style.theme(dark).palette]
+    assert min(float(np.linalg.norm(a - b)) for a, b in combinations(seen, 2)) > 20
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_common_schemes_share_neither_colour_nor_marker(dark: bool) -> None:
+    looks = [style.look(name, dark) for name in ("nope", "learned", "sinusoidal", "rope", "alibi")]
+    assert len({look.color for look in looks}) == len({look.marker for look in looks}) == 5
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_schemes_that_are_measured_together_are_told_apart(dark: bool) -> None:
+    """By their colours and dashes, in every record that ships with the explorer."""
+    for record in records():
+        looks = {(look.color, look.dashes) for look in (style.look(name, dark) for name in record["schemes"])}
+        assert len(looks) == len(record["schemes"]), record["name"]
+    color = {name: style.look(name, dark).color for name in ("rope", "alibi", "t5", "fire", "fox")}
+    assert len(set(color.values())) == len(color)
+
+
+def test_a_look_follows_from_the_name_alone() -> None:
+    # Written down, because a look that changes between versions makes old and new reports hard to compare.
+    assert style.look("rope") == style.Look("#0a2bb8", "^", style.SOLID)
+    assert style.look("a-scheme-of-my-own") == style.look("a-scheme-of-my-own")
+    assert style.look("a-scheme-of-my-own") not in [style.look(s) for s in ("nope", "rope", "alibi")]
+    assert style.look("rope", dark=True).marker == style.look("rope").marker
+
+
+def test_a_composition_looks_like_its_parts() -> None:
+    both, rope, alibi = (style.look(name) for name in ("rope+alibi", "rope", "alibi"))
+    assert (both.color, both.marker) == (rope.color, alibi.marker)
+    assert both not in (rope, alibi)
+
+
+def test_no_scheme_looks_like_a_baseline() -> None:
+    for name, dark in product(("nope", "rope", "rope+alibi", "t5", "kerple", "fire"), (False, True)):
+        assert style.look(name, dark).dashes != style.BASELINE
+
+
+def test_settings_come_back() -> None:
+    before = dict(matplotlib.rcParams)
+    with style.context(dark=True):
+        assert matplotlib.rcParams["axes.facecolor"] == style.theme(True).background
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_the_callers_own_settings_do_not_show() -> None:
+    with matplotlib.rc_context({"lines.linewidth": 9, "axes.facecolor": "red"}), style.context():
+        assert matplotlib.rcParams["lines.linewidth"] == 1.8
+        assert matplotlib.rcParams["axes.facecolor"] == "#ffffff"
+
+
+@pytest.mark.parametrize("wanted", [[0.0] * 8, [1.0] * 8, [0.01, 0.02, 0.5, 0.5, 0.5, 0.99], [0.3]])
+def test_names_stand_apart_and_within(wanted: list[float]) -> None:
+    heights = style.apart(wanted, 0.1)
+    assert all(b - a >= 0.1 - 1e-9 for a, b in pairwise(heights))
+    assert heights[0] >= 0.05 - 1e-9
+    assert heights[-1] <= 0.95 + 1e-9

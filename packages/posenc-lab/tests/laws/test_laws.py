@@ -1,0 +1,404 @@
+"""The catalog's claims are what is measured, and what is measured is what the papers and the algebra say."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+import posenc
+from posenc import ALiBi, DistanceAware, PositionError, RoPE, Scheme, Shaw, Sinusoidal
+from posenc.schemes.catalog import CATALOG
+from posenc.schemes.entry import Entry, Law, Shape
+from posenc_lab.laws.decay import angles, counterexample, rotary_bound
+from posenc_lab.laws.laws import LAWS, QUESTIONS, curves, spearman
+from posenc_lab.laws.probe import SHAPE, Finding, Probe
+from posenc_lab.laws.table import audit
+from posenc_lab.laws.vectors import bounded, linear, linear_map, unique
+from tests.laws.audited import audited
+from tests.oracles import rope as rope_oracle
+from tests.rounding import of_sums
+from tests.rows import first_of
+
+WIDE = Shape(dim=128, num_heads=1, head_dim=128, max_positions=1024)
+# Measured in other tests of this file anyway. Of the rest `make test` goes by what was measured before, as the explorer
+# keeps it.
+MEASURED = {
+    *("sinusoidal", "learned", "exponential_decay", "fourier_features", "rope", "alibi", "distance_aware"),
+    *("shaw", "transformer_xl", "relative_1d", "relative_2d"),
+}
+AUDITED = [
+    pytest.param(entry, id=entry.name, marks=[pytest.mark.more] * (entry.name not in MEASURED)) for entry in CATALOG
+]
+
+
+def found(law: str, names: str) -> Finding:
+    return audited(names).findings[law]
+
+
+def measured(law: str, build: Callable[[Shape], Scheme], shape: Shape = SHAPE) -> Finding:
+    return LAWS[law](Probe(build, shape))
+
+
+# --- the catalog ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", AUDITED)
+def test_a_scheme_has_the_laws_it_claims_and_no_others(entry: Entry) -> None:
+    """And what was measured is said; all of one audit, which takes long."""
+    findings = {law: found(law, entry.name) for law in LAWS}
+    wrong = {law: finding for law, finding in findings.items() if (finding.holds is True) != (law in entry.laws)}
+    assert wrong == {}
+    assert_it_says_what_was_measured(entry.name)
+    assert_positions_end_where_they_do(entry.name)
+    assert_what_is_relative_does_not_hinder(entry)
+    assert_attention_without_it_is_blind_to_order(entry.name)
+
+
+# With its base of 500,000 the bound is at the law's threshold: it holds for 16 channels per head and not for 24.
+OF_SOME_SIZES = {"selective_rope": {Law.DECAYING_BOUND}}
+
+
+@pytest.mark.parametrize("entry", first_of(CATALOG), ids=lambda entry: entry.name)
+def test_claims_hang_on_no_draw_of_parameters_and_no_size(entry: Entry) -> None:
+    probe = replace(Probe.named(entry.name, Shape(120, 5, 24, 700)), seed=7)
+    assert {law for law, measure in LAWS.items() if measure(probe).holds} == entry.laws - OF_SOME_SIZES.get(
+        entry.name, set()
+    )
+
+
+def test_every_law_is_measured() -> None:
+    assert list(LAWS) == list(Law)
+    assert all(LAWS[law].__name__ == law for law in Law)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_law_is_documented_and_tells_schemes_apart(law: str) -> None:
+    assert Law(law).meaning
+    assert {law in entry.laws for entry in CATALOG} == {True, False}
+    assert LAWS[law].__doc__
+
+
+def assert_it_says_what_was_measured(name: str) -> None:
+    for law in LAWS | QUESTIONS:
+        finding = found(law, name)
+        assert finding.words
+        assert finding.value is None or math.isfinite(finding.value)
+        assert finding.holds is not None or finding.value is None
+
+
+def test_measuring_draws_nothing_from_the_global_generator_and_gives_the_same_again() -> None:
+    before = torch.random.get_rng_state()
+    first, second = (unique(Probe.named("shaw")) for _ in range(2))
+    assert first == second
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_shape_too_small_to_measure_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_positions must be at least 64 to measure, got 63"):
+        audit("rope", replace(SHAPE, max_positions=63))
+
+
+def test_what_a_scheme_refuses_is_said() -> None:
+    with pytest.raises(ValueError, match="made for head_dim 8, got q or k of head_dim 16"):
+        Probe(lambda shape: RoPE(8)).positions([0, 1])
+
+
+# --- two questions --------------------------------------------------------------------------------------------------
+
+ENDS = {
+    "learned": "positions end at 1023",
+    "absolute_in_attention": "positions end at 1023",
+    "cameras": "positions end at 1023",
+    "relative_1d": "distances end at 1023",
+    "relative_2d": "distances end at 1023",
+    "swin": "distances end at 63",
+    "swin_v2": "distances end at 15",
+    "tupe": "positions end at 1023",
+}
+FAINT = {"fire", "tupe"}  # as drawn they change scores by little
+
+
+def assert_positions_end_where_they_do(name: str) -> None:
+    finding = found("fixed_ahead", name)
+    assert finding.words == (f"yes: {ENDS[name]}" if name in ENDS else "no: no end up to 2^31")
+    assert finding.holds == (name in ENDS)
+
+
+def test_the_end_that_was_found_is_the_end() -> None:
+    probe = Probe.named("learned", replace(SHAPE, max_positions=777))
+    assert probe.limit == 776
+    probe.internals([776], [776])
+    with pytest.raises(PositionError):
+        probe.internals([777], [777])
+
+
+EXACT = of_sums(torch.float64, SHAPE.dim, score=64)  # of numbers of order 1 from scores that differ by rounding alone
+
+
+def assert_what_is_relative_does_not_hinder(entry: Entry) -> None:
+    """Exactly those do whose scores depend on where the phrase is: what is relative does not move at all."""
+    finding = found("hinders", entry.name)
+    assert finding.value is not None
+    relative = "relative" in entry.laws or entry.name == "self_extend"  # whose window the phrase does not reach past
+    assert finding.holds != relative
+    assert finding.value < EXACT if relative else finding.value > (1e-4 if entry.name in FAINT else 0.1)
+
+
+def test_as_equal_partners_positions_move_a_phrase_by_as_much_as_it_varies() -> None:
+    """Whether the vectors are sines or learned. At its first draw a learned table is small beside content of size 1."""
+    assert found("hinders", "sinusoidal").value == pytest.approx(1, abs=0.3)
+    assert found("hinders", "learned").value == pytest.approx(1, abs=0.3)
+    assert found("hinders", "learned").numbers["unit content"] < 0.1
+
+
+# --- sinusoids, learned vectors -------------------------------------------------------------------------------------
+
+
+def test_a_sinusoids_vectors_have_the_norm_that_is_theirs() -> None:
+    finding = found("bounded", "sinusoidal")
+    assert finding.value == pytest.approx(math.sqrt(SHAPE.dim / 2), rel=1e-12)
+    norms = Probe.named("sinusoidal").vectors(torch.tensor([0, 1, 77, 10**6]))
+    assert norms is not None
+    torch.testing.assert_close(norms.norm(dim=-1), torch.full((4,), math.sqrt(48), dtype=torch.float64))
+
+
+def test_a_sinusoid_moves_by_a_rotation_and_a_learned_table_by_nothing_linear() -> None:
+    sinusoid, learned = (linear_map(Probe.named(name)) for name in ("sinusoidal", "learned"))
+    assert sinusoid is not None
+    assert learned is not None
+    assert max(sinusoid.residual, sinusoid.bend, sinusoid.composed) < EXACT
+    assert learned.residual > 0.5
+    assert learned.composed > 0.5
+
+
+def test_the_map_that_is_fitted_is_the_map_that_is_known() -> None:
+    vectors = Sinusoidal(12).table(posenc.Positions.arange(515), torch.float64)[0]
+    fitted = torch.linalg.lstsq(vectors[:512], vectors[3:], driver="gelsd").solution.mT
+    torch.testing.assert_close(fitted @ vectors[100], Sinusoidal(12).linear_map([3.0]) @ vectors[100])
+
+
+def test_exponential_decay_moves_linearly_but_by_no_rotation() -> None:
+    assert found("linear", "exponential_decay").holds
+    assert not found("orthogonal", "exponential_decay").holds
+
+
+def test_among_many_smooth_channels_a_linear_map_would_be_found_for_anything() -> None:
+    """Why linearity is measured on 12 channels: of 96 hyperbolas, least squares makes an exact-looking M_3."""
+    places = torch.arange(515, dtype=torch.float64)[:, None]
+    held = torch.arange(16, 496, 4)
+    fit = torch.tensor(sorted({*range(512)} - {*held.tolist()}))
+
+    def missed(channels: int) -> float:
+        tau = 10_000 ** (torch.arange(1, channels + 1, dtype=torch.float64) / channels)
+        vectors = 1 / (1 + places / tau)
+        fitted = torch.linalg.lstsq(vectors[fit], vectors[fit + 3], driver="gelsd").solution
+        return (vectors[held] @ fitted - vectors[held + 3]).norm(dim=-1).max().item()
+
+    assert missed(96) < 1e-11
+    assert missed(12) > 1e-7
+
+
+def test_a_sinusoids_inner_product_is_the_published_one_and_rises_at_12() -> None:
+    back, ahead = curves(Probe(lambda shape: Sinusoidal(128), WIDE))
+    torch.testing.assert_close(back, ahead)
+    assert back[0, 0].item() == pytest.approx(64.0)
+    assert round(back[0, 10].item(), 1) == 42.8
+    assert measured("monotone", lambda shape: Sinusoidal(128), WIDE).numbers["first turn"] == 12
+
+
+@pytest.mark.parametrize("name", ["sinusoidal", "fourier_features", "exponential_decay", "rope", "learned"])
+def test_the_direction_of_a_token_door_is_in_the_projections(name: str) -> None:
+    """Where queries and keys are projected alike, i's score for j is j's for i."""
+    assert found("directed", name).holds
+    assert found("directed", name).numbers["projected alike"] < EXACT
+
+
+@pytest.mark.parametrize("name", ["alibi", "shaw", "transformer_xl", "relative_1d", "relative_2d"])
+def test_the_direction_of_a_pair_door_is_its_own(name: str) -> None:
+    assert found("directed", name).numbers["projected alike"] > 0.1
+
+
+# --- RoPE -----------------------------------------------------------------------------------------------------------
+
+BOUND = {0: 32.5, 10: 17.95, 50: 12.63, 100: 10.23, 255: 6.78}
+
+
+def test_ropes_bound_is_the_published_one_and_the_oracles() -> None:
+    probe = Probe(lambda shape: RoPE(128), WIDE)
+    theta = angles(probe)
+    assert theta is not None
+    torch.testing.assert_close(theta, torch.tensor(rope_oracle.frequencies(128), dtype=torch.float64))
+    bound = rotary_bound(theta, torch.tensor(list(BOUND))).tolist()
+    assert [round(value, 2) for value in bound] == list(BOUND.values())
+    assert bound == pytest.approx([rope_oracle.bound(r, 128) for r in BOUND])
+    finding = measured("decaying_bound", lambda shape: RoPE(128), WIDE)
+    assert finding.words.startswith("bound, not behaviour")
+    assert [round(finding.numbers[f"B({r})"], 2) for r in BOUND] == list(BOUND.values())
+
+
+@pytest.mark.parametrize("peak", [0, 1, 17, 200, 255])
+def test_rope_does_not_keep_far_tokens_from_influencing_each_other(peak: int) -> None:
+    """The contrary is often said. For any query and distance there is a key whose score is highest there, and as high
+    as a score can be."""
+    example = counterexample(Probe.named("rope"), peak)
+    assert example is not None
+    assert int(example.built.argmax()) == peak
+    assert example.built[peak].item() == pytest.approx(1, abs=1e-12)
+
+
+def test_random_keys_do_not_fade_under_rope_either() -> None:
+    """At every distance the mean score is 0 (five standard errors, for 52 of them at once) and the spread is 1."""
+    example = counterexample(Probe.named("rope"), 200, draws=4096, every=5)
+    assert example is not None
+    assert (example.mean.abs() < 5 * example.error).all()
+    # The standard error of a standard deviation of these products is near 1 / sqrt(draws); five of them again.
+    torch.testing.assert_close(example.spread, torch.ones(52, dtype=torch.float64), rtol=0, atol=5 / 64 * 2**0.5)
+
+
+def test_ropes_bound_falls_and_its_scores_do_not() -> None:
+    assert found("decaying_bound", "rope").holds
+    assert found("decaying", "rope").holds is False
+    assert found("decaying", "rope").value == 0
+
+
+@pytest.mark.parametrize("name", ["rope", "sinusoidal", "fourier_features", "rope+sinusoidal"])
+def test_a_scheme_of_several_axes_is_found_to_have_a_third(name: str) -> None:
+    finding = found("extensible", name)
+    assert finding.holds
+    assert finding.words == "numbers of axes with which it tells tokens apart along each: 1, 2, 3"
+
+
+@pytest.mark.parametrize("name", ["relative_2d", "alibi", "rope+alibi"])
+def test_a_scheme_without_a_third_axis_is_not_said_to_have_one(name: str) -> None:
+    assert found("extensible", name).holds is False
+
+
+# --- ALiBi ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "directed", "decaying"), [("causal", True, True), ("bidirectional", False, True), ("directed", True, True)]
+)
+def test_alibi_is_relative_and_monotone_and_directed_but_for_one_form(
+    form: str, directed: bool, decaying: bool
+) -> None:
+    probe = Probe(lambda shape: ALiBi(shape.num_heads, form))  # type: ignore[arg-type]
+    holds = {law: LAWS[law](probe).holds for law in ("relative", "monotone", "directed", "decaying")}
+    assert holds == {"relative": True, "monotone": True, "directed": directed, "decaying": decaying}
+
+
+def test_alibis_bias_grows_as_the_distance_does() -> None:
+    finding = bounded(Probe.named("alibi"))
+    assert finding.value is not None
+    slope = max(ALiBi(SHAPE.num_heads).slopes)
+    assert 0.95 * slope * 2**20 < finding.value <= slope * 2**20
+    assert finding.value / finding.numbers["near"] == pytest.approx(32, rel=0.05)
+
+
+# --- DA-Transformer -------------------------------------------------------------------------------------------------
+
+
+def distance_aware(w: float, v: float) -> Callable[[Shape], Scheme]:
+    def build(shape: Shape) -> Scheme:
+        scheme = DistanceAware(shape.num_heads)
+        with torch.no_grad():
+            scheme.w.fill_(w)
+            scheme.v.fill_(v)
+        return scheme
+
+    return build
+
+
+def ratio(w: float, v: float, far: float) -> float:
+    """By how much a positive score is multiplied at a distance, measured in the scores."""
+    places = torch.tensor([far], dtype=torch.float64)
+    changed = Probe(distance_aware(w, v)).internals(torch.zeros(1, dtype=torch.float64), places)[..., 0]
+    plain = Probe.named("nope").internals([0], [0])[..., 0].relu()
+    kept = plain > 0
+    found = (changed[kept] / plain[kept]).unique()
+    assert found.max() - found.min() < EXACT
+    return found[0].item()
+
+
+@pytest.mark.parametrize("v", [-2.0, 0.0, 1.5])
+def test_da_has_the_limits_its_paper_states(v: float) -> None:
+    """f(0) = 1, f -> 1 + e^v for w > 0 and -> 0 for w < 0, f'(0) = sigmoid(v) (to the second order of the step)."""
+    sigmoid = 1 / (1 + math.exp(-v))
+    assert ratio(0.3, v, 0) == pytest.approx(1, abs=1e-14)
+    assert ratio(0.3, v, 1000) == pytest.approx(1 + math.exp(v), rel=1e-12)
+    assert ratio(-0.3, v, 1000) == pytest.approx(0, abs=1e-12)
+    assert ratio(1.0, v, 1e-6) == pytest.approx(1 + 1e-6 * sigmoid, abs=1e-11)
+    assert ratio(0.125, v, 4) == pytest.approx((1 + math.exp(v)) / (1 + math.exp(v - 0.5)), rel=1e-12)
+
+
+@pytest.mark.parametrize("w", [-0.05, 0.05])
+def test_da_is_blind_to_direction_and_monotone_and_bounded_either_way(w: float) -> None:
+    probe = Probe(distance_aware(w, 0.5))
+    holds = {law: LAWS[law](probe).holds for law in ("relative", "directed", "monotone", "bounded")}
+    assert holds == {"relative": True, "directed": False, "monotone": True, "bounded": True}
+
+
+def test_da_without_weights_is_attention_on_positive_scores() -> None:
+    places = torch.arange(6)
+    content = Probe.named("nope").content(6)
+    plain = Probe.named("nope").internals(places, places, content=content)
+    still = Probe(distance_aware(0.0, 0.7)).internals(places, places, content=content)
+    torch.testing.assert_close(still, plain.relu(), rtol=0, atol=of_sums(torch.float64, 4, plain))
+
+
+# --- windows and tables ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 16])
+@pytest.mark.parametrize("doors", [{}, {"values": False}, {"keys": False}], ids=["both", "keys", "values"])
+def test_shaw_shares_a_vector_past_its_window_by_design(k: int, doors: dict[str, bool]) -> None:
+    finding = unique(Probe(lambda shape: Shaw(shape.head_dim, k, **doors)))
+    assert finding.holds is False
+    assert finding.value == 0
+    assert finding.numbers["float32 first collision"] == k + 1
+
+
+def test_bfloat16_confuses_slow_fading_first() -> None:
+    assert found("unique", "exponential_decay").numbers["bfloat16 first collision"] > 0
+    assert found("unique", "sinusoidal").numbers["bfloat16 first collision"] == -1
+
+
+def test_the_distances_that_da_tells_apart_grow_alike() -> None:
+    numbers = found("unique", "distance_aware").numbers
+    assert numbers["float32 at 64"] > 10 * numbers["float32 at 256"] > 100 * numbers["float32 at 1024"]
+
+
+def test_what_separates_rows_and_columns() -> None:
+    assert found("separable", "relative_2d").holds
+    assert found("separable", "sinusoidal").holds
+    oblique = found("separable", "fourier_features")
+    assert oblique.holds is False
+    assert oblique.value is not None
+    assert oblique.value > 0.05
+
+
+def assert_attention_without_it_is_blind_to_order(name: str) -> None:
+    finding = found("order_free", name)
+    assert finding.numbers["without it"] < EXACT
+    assert finding.holds == (name in ("nope", "segment", "softcap"))
+
+
+# --- more than one --------------------------------------------------------------------------------------------------
+
+
+def test_a_composition_has_the_laws_of_both_where_both_have_them() -> None:
+    both = Probe.named("rope+alibi")
+    assert LAWS["relative"](both).holds
+    assert not bounded(both).holds
+    assert not LAWS["monotone"](both).holds
+    assert not LAWS["relative"](Probe.named("sinusoidal+rope")).holds
+    assert linear(Probe.named("sinusoidal+rope")).holds
+    assert QUESTIONS["fixed_ahead"](Probe.named("learned+segment")).words == "yes: positions end at 1023"
+
+
+def test_spearman_is_the_correlation_of_ranks() -> None:
+    assert spearman(torch.tensor([1.0, 4.0, 9.0, 16.0])) == pytest.approx(1)
+    assert spearman(torch.tensor([3.0, 2.0, 1.0])) == pytest.approx(-1)
+    assert spearman(torch.tensor([1.0, 3.0, 2.0])) == pytest.approx(0.5)

@@ -1,0 +1,144 @@
+"""The tables: text, JSON, HTML, and the command that writes them."""
+
+import argparse
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+import posenc
+from posenc_lab.laws import table as tables
+from posenc_lab.laws.command import add_parser
+from posenc_lab.laws.laws import LAWS, QUESTIONS
+from posenc_lab.laws.table import TABLES, Audit, as_json, audit, audit_all, text_tables
+from tests.laws.audited import audited
+
+ALL = tuple(entry.name for entry in posenc.catalog())
+FEW = ("learned", "rope", "alibi", "shaw", "relative_2d")  # an audit takes long
+
+
+def audits(names: tuple[str, ...] = FEW) -> tuple[Audit, ...]:
+    return tuple(map(audited, names))
+
+
+def printed(names: tuple[str, ...] = FEW, width: int = 120) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for table in text_tables(audits(names)):
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.more
+def test_every_scheme_is_held_to_every_law_and_asked_both_questions() -> None:
+    for one in audits(ALL):
+        assert one.findings.keys() == LAWS.keys() | QUESTIONS.keys()
+        assert one.disagreements == ()
+
+
+def test_every_law_and_question_stands_in_one_table() -> None:
+    shown = [law for laws in TABLES.values() for law in laws]
+    assert sorted(shown) == sorted([*LAWS, *QUESTIONS])
+    assert TABLES["An ideal encoding, and two questions"] == tables.IDEAL
+
+
+@pytest.mark.parametrize("names", [FEW, pytest.param(ALL, marks=pytest.mark.more)], ids=["few", "all"])
+def test_the_text_fits_a_terminal_and_cuts_nothing(names: tuple[str, ...]) -> None:
+    text = printed(names)
+    assert "…" not in text
+    assert all(text.count(name) >= len(TABLES) for name in names)
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_text_says_where_a_scheme_ends_and_how_far_a_phrase_moves() -> None:
+    rows = {line.split()[0]: line for line in printed().splitlines() if line.split()}  # the last table's rows win
+    first = printed().split("Where tokens are")[0]
+    learned, shaw = (next(line for line in first.splitlines() if name in line) for name in ("learned", "shaw"))
+    assert "no 1023" in learned
+    assert "yes positions" in learned
+    assert "no from 17" in shaw
+    assert "yes 100%" in rows["alibi"]
+
+
+def test_json_holds_every_finding_and_is_json() -> None:
+    document = json.loads(as_json(audits()), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert [scheme["name"] for scheme in document["schemes"]] == list(FEW)
+    assert document["laws"].keys() == LAWS.keys()
+    assert document["questions"].keys() == QUESTIONS.keys()
+    assert all(document["laws"].values())
+    entries = {entry.name: entry for entry in posenc.catalog()}
+    for scheme in document["schemes"]:
+        assert {law for law, finding in scheme["laws"].items() if finding["holds"]} == set(scheme["claims"])
+        assert set(scheme["claims"]) == entries[scheme["name"]].laws
+        assert scheme["questions"]["hinders"]["words"].startswith(("yes: ", "no: "))
+        assert scheme["laws"]["unique"].keys() == {"holds", "value", "threshold", "words", "numbers"}
+
+
+def test_a_false_claim_and_an_untold_law_are_disagreements() -> None:
+    one = audited("nope")
+    assert one.claims is not None
+    wrong = replace(one, claims=one.claims ^ {"unique", "relative"})
+    assert set(wrong.disagreements) == {"unique", "relative"}
+
+
+def test_of_a_composition_nothing_is_claimed() -> None:
+    one = audited("learned+segment")
+    assert one.claims is None
+    assert one.disagreements == ()
+    assert json.loads(as_json([one]))["schemes"][0]["claims"] is None
+
+
+def test_all_of_the_catalog_is_what_is_audited_unless_some_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "audit", lambda name, shape: replace(audited("nope"), name=name))
+    assert tuple(one.name for one in audit_all()) == ALL
+    assert [one.name for one in audit_all(["rope", "nope"])] == ["rope", "nope"]
+
+
+def test_an_unknown_scheme_is_named() -> None:
+    with pytest.raises(ValueError, match=r"got 'ropee' \(did you mean 'rope'\?\)"):
+        audit("ropee")
+
+
+# --- posenc laws ----------------------------------------------------------------------------------------------------
+
+
+def command(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    arguments = parser.parse_args(["laws", *words])
+    return int(arguments.run(arguments))
+
+
+def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    json_file = tmp_path / "new" / "laws.json"
+    words = ("--schemes", "nope,alibi", "segment", "--json", str(json_file))
+    assert command(*words) == 0
+    out, err = capsys.readouterr()
+    assert all(name in out for name in ("nope", "alibi", "segment"))
+    assert "rope" not in out
+    assert err == ""
+    assert [scheme["name"] for scheme in json.loads(json_file.read_text())["schemes"]] == ["nope", "alibi", "segment"]
+
+
+def test_the_command_names_a_wrong_scheme(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("--schemes", "nope,ropee") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("posenc: error: scheme must be one of")
+    assert "got 'ropee'" in err
+
+
+def test_the_command_fails_where_the_catalog_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = audited("nope")
+    assert one.claims is not None
+    wrong = replace(one, claims=one.claims ^ {"unique", "relative"})
+    monkeypatch.setattr(tables, "audit_all", lambda names: (wrong,))
+    assert command("--schemes", "nope") == 1
+    err = capsys.readouterr().err
+    assert "posenc: nope: the catalog claims it, but unique: it opens no door" in err
+    assert "posenc: nope: the catalog does not claim it, but relative: " in err

@@ -1,0 +1,654 @@
+"""The figures of schemes show the schemes' own numbers, say their units, and leave nothing behind."""
+
+import argparse
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+import posenc
+from posenc.encoding.pieces import Fading, Row
+from posenc.positions.positions import PositionError, Positions
+from posenc.rotation.maps import OfHeads
+from posenc.schemes.catalog import Shape, catalog
+from posenc_lab.kit import style
+from posenc_lab.plot import command, minilm, overview, pairs, panels, relative, rotations, sentences, vectors
+from tests.rows import first_of
+
+ROOT = Path(__file__).parents[4]
+# A tolerance of 1e-12 below is 4,500 * 2^-52: figures show numbers of order 1 in float64, from sums of fewer terms.
+
+
+def titles(figure: Figure) -> list[str]:
+    return [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
+
+
+def labels(figure: Figure) -> set[str]:
+    return {label for axes in figure.axes for label in (axes.get_xlabel(), axes.get_ylabel()) if label}
+
+
+def image(figure: Figure, index: int = 0) -> np.ndarray:
+    found = [axes.images[0] for axes in figure.axes if axes.images]
+    return np.ma.filled(np.ma.asarray(found[index].get_array(), dtype=float), np.nan)
+
+
+def line(figure: Figure, axes: int, index: int = 0) -> np.ndarray:
+    return np.asarray(figure.axes[axes].lines[index].get_ydata(), dtype=float)
+
+
+def words_in(figure: Figure, axes: int) -> list[str]:
+    return [text.get_text() for text in figure.axes[axes].texts]
+
+
+# -- every figure -----------------------------------------------------------------------------------------------------
+
+# Axes drawn by default, colour bars and legends' panels among them, and labels that say what is measured, and in what.
+EXPECTED = {
+    "overview": (None, {"key − query (tokens)", "key (token)", "row (patch)", "bias", "factor"}),
+    "lines": (8, {"position (tokens)"}),
+    "table": (2, {"position (tokens)", "dimension (index)", "value of the vector"}),
+    "similarity": (5, {"position (tokens)", "cosine similarity"}),
+    "bias": (15, {"key (position)", "alibi\ncausal\nquery (position)", "bias\n(added to the score)"}),
+    "bias_by_distance": (8, {"key − query (positions)", "bias", "factor"}),
+    "shaw_window": (1, {"key: word and position", "query: word and position"}),
+    "attention": (5, {"query", "key", "attention weight (rows sum to 1)"}),
+    "rope_rotation": (1, {"position (tokens)"}),
+    "rope_decay": (2, {"distance r = query − key (positions)", "B(r) (no unit)", "score (in logits)"}),
+    "relative_index": (2, {"key j (position)", "query i (position)"}),
+}
+
+
+def settings() -> dict[str, Any]:
+    """Of matplotlib, but for the backend: asking for it would choose one, and load pyplot."""
+    return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"}
+
+
+def test_every_figure_is_expected() -> None:
+    assert EXPECTED.keys() == {entry.name for entry in command.FIGURES}
+
+
+@pytest.mark.parametrize("name", first_of(EXPECTED))
+def test_a_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is drawn on the paper asked for, leaves nothing behind, has its axes and units, and nothing lies outside."""
+    monkeypatch.delattr(matplotlib, "pyplot", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # which cannot be imported now
+    before, drawn = settings(), torch.get_rng_state()
+    for dark in (True, False):
+        figure = command.find(name).function(dark=dark)
+        assert to_hex(figure.get_facecolor()) == style.theme(dark).background
+        assert {to_hex(axes.get_facecolor()) for axes in figure.axes} == {style.theme(dark).background}
+        assert {axes.xaxis.label.get_color() for axes in figure.axes} == {style.theme(dark).ink}
+    assert settings() == before
+    assert torch.equal(torch.get_rng_state(), drawn)
+    count, wanted = EXPECTED[name]
+    assert count in (None, len(figure.axes))  # None: as many as there are schemes
+    assert wanted <= labels(figure)
+    assert figure.get_size_inches()[0] <= 10
+    # Nothing is clipped: all that is drawn, words too, lies on the paper.
+    figure.draw_without_rendering()
+    extent = figure.get_tightbbox()
+    width, height = figure.get_size_inches()
+    assert extent.x0 >= -0.01
+    assert extent.y0 >= -0.01
+    assert extent.x1 <= width + 0.01
+    assert extent.y1 <= height + 0.01
+
+
+def test_the_same_call_draws_the_same_figure() -> None:
+    torch.default_generator.manual_seed(1)
+    first = image(pairs.bias("shaw"))
+    torch.default_generator.manual_seed(2)
+    np.testing.assert_array_equal(image(pairs.bias("shaw")), first)
+
+
+def turns_pairs(entry) -> bool:
+    """Whether it turns pairs of channels, which can be drawn: other maps of the rotate door cannot."""
+    coords = torch.arange(2)[:, None].expand(2, entry.least_axes) if entry.least_axes > 1 else torch.arange(2)
+    rotation = entry.build(Shape(64, 4, 16, 12)).rotation(posenc.Positions(coords[None]))
+    if rotation is None:
+        return False
+    turn = getattr(rotation.query, "turn", rotation.query)
+    key = rotation.key.turn if isinstance(rotation.key, OfHeads) else rotation.key
+    return hasattr(turn, "cos") and key is rotation.query and not rotation.bands
+
+
+@pytest.mark.parametrize("entry", first_of(catalog()), ids=lambda entry: entry.name)
+def test_every_scheme_is_in_a_figure(entry) -> None:
+    grid = (3, 4) if entry.axes == "two" else None
+    drawn = []
+    if "add" in entry.doors:
+        drawn += [draw((entry.name,), dim=16, length=12) for draw in (vectors.lines, vectors.table, vectors.similarity)]
+    scheme = entry.build(Shape(64, 4, 16, 12, grid=grid))
+    if "score" in entry.doors and not any(isinstance(p, Row | Fading) for p in scheme(panels.places(12, grid)).pieces):
+        drawn.append(pairs.bias((entry.name,), length=12, grid=grid))
+        if grid is None:
+            drawn.append(pairs.bias_by_distance((entry.name,), length=12))
+    if "rotate" in entry.doors:
+        if turns_pairs(entry):
+            drawn.append(rotations.rope_rotation((entry.name,), length=12))
+        else:
+            with pytest.raises(ValueError, match=r"schemes must turn (pairs of channels|near and far pairs alike)"):
+                rotations.rope_rotation((entry.name,), length=12)
+    if entry.least_axes == 1:
+        drawn.append(sentences.attention(schemes=(entry.name,)))
+    assert drawn or entry.name in ("lie_re", "cameras")  # a picture of maps of several coordinates there is not
+    for figure in drawn:
+        assert any(
+            entry.name in words for words in (*titles(figure), *(label.replace("\n", ", ") for label in labels(figure)))
+        )
+
+
+def test_every_scheme_has_a_panel_in_one_family() -> None:
+    named = []
+    for family in overview.FAMILIES:
+        figure = overview.overview(family=family, length=9)
+        assert figure.get_suptitle() == overview.FAMILIES[family]
+        for axes in figure.axes:
+            assert axes.images or axes.lines or axes.get_label() == "<colorbar>"
+            assert axes.get_ylabel()
+        named += [title.partition(":")[0] for title in titles(figure)]
+    assert sorted(named) == sorted(entry.name for entry in catalog())
+
+
+def test_the_page_shows_every_family_on_both_papers() -> None:
+    page = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
+    for family in overview.FAMILIES:
+        for paper in ("", "-dark"):
+            name = f"images/overview_{family}{paper}.png"
+            assert f'"{name}"' in page
+            assert (ROOT / "docs" / name).is_file()
+    assert f"for family in {' '.join(overview.FAMILIES)};" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def panel(name: str, length: int = 9) -> np.ndarray:
+    """The line or the map of the one panel."""
+    (axes, *_) = overview.overview(name, length=length).axes
+    return np.asarray(axes.images[0].get_array() if axes.images else axes.lines[0].get_ydata(), dtype=float)
+
+
+def test_panels_show_the_schemes_own_numbers() -> None:
+    r = np.arange(-8, 9)
+    np.testing.assert_allclose(panel("alibi"), r[:9] / 4, rtol=1e-12)
+    theta = 10_000.0 ** (-np.arange(16) / 16)
+    np.testing.assert_allclose(panel("rope"), np.cos(r[:, None] * theta).mean(1), rtol=1e-9)
+    np.testing.assert_allclose(panel("nope"), 0)
+    np.testing.assert_allclose(panel("query_scale"), panel("query_scale", 12)[:9])
+    assert panel("fox").shape == (9, 9)
+    (axes,) = overview.overview("rotated_values", length=9).axes
+    score, value = (np.asarray(drawn.get_ydata()) for drawn in axes.lines)
+    np.testing.assert_allclose(value, score[8::-1], rtol=1e-9)  # the values turn as the keys do
+    (axes,) = overview.overview("softcap").axes
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), 50 * np.tanh(np.linspace(-200, 200, 201) / 50), rtol=1e-9)
+    (axes,) = overview.overview("rope_3d", length=5).axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["time", "row", "column"]
+    grid = panel("axial_rope")
+    assert grid.shape == (9, 9)
+    assert np.unravel_index(grid.argmax(), grid.shape) == (4, 4)
+
+
+def test_bands_are_the_distances_that_pairs_are_turned_by() -> None:
+    i, j = np.mgrid[:20, :20]
+    seen, rerope, extended = i >= j, panel("re_rope", 20), panel("self_extend", 20)
+    np.testing.assert_allclose(rerope[seen], np.minimum(i - j, 8)[seen], atol=1e-3)
+    grouped = i // 4 - j // 4 + 4 - 4 // 4
+    np.testing.assert_allclose(extended[seen], np.where(i - j < 4, i - j, grouped)[seen], atol=1e-3)
+
+
+# -- colours ----------------------------------------------------------------------------------------------------------
+
+
+def luminance(color: tuple[float, ...]) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3]]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: float, other: float) -> float:
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_ordered_colours_stand_off_the_paper_and_lightness_alone_orders_them(dark: bool) -> None:
+    paper = style.theme(dark).background
+    background = luminance(tuple(int(paper[i : i + 2], 16) / 255 for i in (1, 3, 5)))
+    found = [luminance(color) for color in panels.ordered(8, dark)]
+    assert min(contrast(value, background) for value in found) >= 2.99
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_diverging_map_has_its_centre_at_zero_and_lightness_falls_or_rises_to_both_ends(dark: bool) -> None:
+    colormap, norm = panels.scale([[-1.0, 3.0]], dark)
+    assert norm(0.0) == 0.5
+    found = np.array([luminance(tuple(colormap(x))) for x in np.linspace(0, 1, 65)])
+    steps = np.diff(found if dark else -found)
+    assert (steps[:32] < 0).all()
+    assert (steps[32:] > 0).all()
+
+
+def test_numbers_of_one_sign_have_a_sequential_map() -> None:
+    colormap, norm = panels.scale([[-3.0, 0.0], [-1.0, math.nan]], dark=False)
+    assert (colormap.name, norm.vmin, norm.vmax) == ("viridis", -3.0, 0.0)
+
+
+@pytest.mark.parametrize("level", [0.0, 0.1, 0.18, 0.3, 0.6, 1.0])
+def test_ink_can_be_read_on_any_cell(level: float) -> None:
+    ink = panels.ink_on((level,) * 3)
+    assert contrast(luminance(tuple(int(ink[i : i + 2], 16) / 255 for i in (1, 3, 5))), luminance((level,) * 3)) >= 4
+
+
+# -- vectors ----------------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_columns_of_the_table_and_say_how_fast_they_turn() -> None:
+    figure = vectors.lines(dim=16, dimensions=(0, 3), length=20)
+    table = posenc.Sinusoidal(16).table(Positions.arange(20), torch.float64)[0].numpy()
+    np.testing.assert_array_equal(line(figure, 0), table[:, 0])
+    np.testing.assert_array_equal(line(figure, 1), table[:, 3])
+    # Index 0 is the fastest: 2 pi tokens per turn; index 3 is of pair 1, 10000^(2/16) times slower.
+    assert words_in(figure, 0) == ["6.3 tokens\nper turn"]
+    assert words_in(figure, 1) == [f"{2 * math.pi * 10000 ** (2 / 16):.1f} tokens\nper turn"]
+
+
+def test_by_default_lines_are_every_64th_of_512_dimensions() -> None:
+    figure = vectors.lines()
+    assert [axes.get_ylabel() for axes in figure.axes] == [f"dim {i}" for i in range(0, 512, 64)]
+
+
+@pytest.mark.parametrize("dimensions", [(16,), (-1,), ()])
+def test_a_dimension_that_is_not_there_is_an_error(dimensions: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="dimensions must be some of 0 to 15"):
+        vectors.lines(dim=16, dimensions=dimensions)
+
+
+def test_the_heat_map_is_the_table() -> None:
+    figure = vectors.table(dim=16, length=10)
+    table = posenc.Sinusoidal(16).table(Positions.arange(10), torch.float64)[0].numpy()
+    np.testing.assert_array_equal(image(figure), table.T)
+    assert figure.axes[0].images[0].origin == "lower"
+
+
+def test_compositions_add_up() -> None:
+    both = image(vectors.table(("sinusoidal+exponential_decay",), dim=8, length=6))
+    one, two = (image(vectors.table((name,), dim=8, length=6)) for name in ("sinusoidal", "exponential_decay"))
+    np.testing.assert_allclose(both, one + two, rtol=0, atol=1e-15)
+
+
+def test_similarity_is_the_cosine_of_the_vectors() -> None:
+    scheme = posenc.Learned(9, 6)
+    figure = vectors.similarity({"mine": scheme}, length=9)
+    weight = scheme.weight.detach().double()
+    wanted = torch.nn.functional.cosine_similarity(weight[:, None], weight[None], dim=-1)
+    np.testing.assert_allclose(image(figure), wanted.numpy(), rtol=0, atol=1e-12)
+    assert titles(figure) == ["mine"]
+    assert (image(figure).shape, figure.axes[0].images[0].norm.vmax) == ((9, 9), 1.0)
+
+
+def test_a_fresh_table_says_that_it_is_untrained() -> None:
+    assert titles(vectors.table(("learned", "sinusoidal"), dim=8, length=6)) == ["learned, untrained", "sinusoidal"]
+
+
+def test_a_grid_has_patches() -> None:
+    figure = vectors.similarity(("sinusoidal",), dim=8, grid=(2, 3))
+    assert image(figure).shape == (6, 6)
+    assert "patch (raster order)" in labels(figure)
+
+
+def test_a_scheme_that_adds_nothing_is_an_error_that_names_those_that_do() -> None:
+    with pytest.raises(ValueError, match=r"open the add door \(.*, learned, .*\), got 'rope', which opens rotate"):
+        vectors.similarity(("rope",))
+    with pytest.raises(ValueError, match="schemes must name at least one"):
+        vectors.table(())
+
+
+def test_the_positions_of_minilm() -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed: the extra minilm")
+    try:
+        minilm.weights_file()
+    except ModuleNotFoundError:
+        pytest.skip(f"{minilm.DISTRIBUTION} is not installed: the extra minilm")
+    scheme = minilm.learned()
+    assert tuple(scheme.weight.shape) == (512, 384)
+    figure = vectors.similarity(("sinusoidal", "minilm"), dim=384, length=200)
+    found = image(figure, 1)
+    np.testing.assert_allclose(found, vectors.cosine(scheme.weight.detach().double().numpy()[:200]), atol=1e-12)
+    # It has learned what a fresh table has not: neighbours are alike, and more so than the far.
+    assert np.diag(found, 1).mean() > 0.5 > np.diag(found, 100).mean()
+    assert titles(figure)[1] == "all-MiniLM-L6-v2, learned"
+    with pytest.raises(PositionError, match="Learned encodes positions 0 to 511, got 512"):
+        vectors.table("minilm", length=513)
+
+
+def test_without_its_package_the_error_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(minilm, "DISTRIBUTION", "no-such-distribution")
+    with pytest.raises(ModuleNotFoundError, match=r"no-such-distribution.*pip install 'posenc\[minilm\]'"):
+        vectors.similarity("minilm")
+    assert plot("similarity", "--schemes", "minilm") == 1
+    assert "pip install 'posenc[minilm]'" in capsys.readouterr().err
+
+
+# -- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def test_bias_matrices_are_slope_times_distance() -> None:
+    figure = pairs.bias(length=7)
+    i, j = np.arange(7)[:, None], np.arange(7)[None]
+    for head, slope in enumerate((1 / 4, 1 / 16, 1 / 64, 1 / 256)):
+        np.testing.assert_array_equal(image(figure, head), np.where(j > i, np.nan, -slope * (i - j)))
+        np.testing.assert_array_equal(image(figure, 4 + head), -slope * np.abs(i - j))
+    for head, slope in enumerate((1 / 16, 1 / 256, 1 / 16, 1 / 256)):
+        hidden = j > i if head < 2 else j < i
+        np.testing.assert_array_equal(image(figure, 8 + head), np.where(hidden, np.nan, -slope * np.abs(i - j)))
+    assert titles(figure)[:2] == ["head 1 of 4, slope 1/4", "head 2 of 4, slope 1/16"]
+    assert figure._supxlabel is not None
+    assert figure._supxlabel.get_text() == "grey: never seen"
+
+
+def test_bias_says_which_form_and_how_many_heads_are_drawn() -> None:
+    label = pairs.bias("alibi", num_heads=6, length=5).axes[0].get_ylabel()
+    assert label == "alibi\ncausal\n4 of 6 heads\nquery (position)"
+    both = pairs.bias("alibi", length=5, causal=False)
+    assert both.axes[0].get_ylabel() == "alibi\nbidirectional\nquery (position)"
+    assert not np.isnan(image(both)).any()
+
+
+def test_bias_by_distance_is_slope_times_distance_for_any_number_of_heads() -> None:
+    scheme = posenc.ALiBi(12, "bidirectional")
+    figure = pairs.bias_by_distance({"twelve": scheme}, length=5)
+    for head in range(4):
+        np.testing.assert_array_equal(line(figure, 0, head), -scheme.slopes[head] * np.abs(np.arange(-5, 6)))
+    assert titles(figure) == ["twelve, bidirectional, 4 of 12 heads"]
+
+
+def test_the_default_lines_are_those_of_the_schemes() -> None:
+    figure = pairs.bias_by_distance(length=20)
+    drawn = {title.split(",")[0]: axes for title, axes in zip(titles(figure), figure.axes, strict=False)}
+    shaw = np.asarray(drawn["shaw"].lines[0].get_ydata())
+    assert len(set(shaw[:13])) == len(set(shaw[-13:])) == 1  # past the window of 8 all distances share a vector
+    assert len(set(shaw)) == 17
+    assert len(set(np.asarray(drawn["relative_1d"].lines[0].get_ydata()))) == 41
+    factor = posenc.DistanceAware(4)
+    with torch.no_grad():
+        factor.w.copy_(torch.linspace(-0.3, 0.3, 4))
+    wanted = factor.factor(torch.arange(-20.0, 21).double()).detach().numpy()
+    for head in range(4):
+        # The distance meets weights of float32, in another order of operations.
+        np.testing.assert_allclose(drawn["distance_aware"].lines[head].get_ydata(), wanted[head], rtol=1e-6)
+    assert drawn["distance_aware"].get_ylabel() == "factor"
+
+
+def test_the_terms_of_learned_tables_are_the_query_times_the_table() -> None:
+    scheme = posenc.Relative1D(11, 16)
+    figure = pairs.bias_by_distance({"mine": scheme}, length=5)
+    query = torch.randn(1, 1, 1, 16, generator=torch.Generator().manual_seed(panels.SEED), dtype=torch.float64)
+    wanted = query[0, 0, 0] @ scheme.weight.detach().double().T / 4
+    np.testing.assert_allclose(line(figure, 0), wanted[5:16].numpy(), rtol=1e-12)
+    logits = posenc.logits(
+        query.expand(-1, -1, 11, -1), torch.zeros(1, 1, 11, 16, dtype=torch.float64), scheme
+    ).detach()
+    np.testing.assert_allclose(image(pairs.bias({"mine": scheme}, length=11)), logits[0, 0].numpy(), rtol=1e-12)
+
+
+def test_common_axes_are_common_to_biases_alone() -> None:
+    figure = pairs.bias_by_distance(common=True)
+    limits = {axes.get_ylabel(): set() for axes in figure.axes}
+    for axes in figure.axes:
+        limits[axes.get_ylabel()].add(axes.get_ylim())
+    assert len(limits["bias"]) == 1
+    assert limits["bias"] != limits["factor"]
+
+
+def test_causal_hides_the_keys_after_a_query() -> None:
+    assert np.isnan(image(pairs.bias("relative_1d", length=5, causal=True))[0, 1:]).all()
+    assert np.isnan(line(pairs.bias_by_distance("relative_1d", length=5, causal=True), 0)[6:]).all()
+
+
+@pytest.mark.parametrize("name", first_of(["rope+fox", "alibi", "fox", "fire", "t5"]))
+def test_what_is_made_for_decoders_is_drawn_for_keys_up_to_the_query(name: str) -> None:
+    """FoX rewards the keys after it, and the others say nothing of use there."""
+    after = np.triu(np.ones((5, 5), dtype=bool), 1)
+    np.testing.assert_array_equal(np.isnan(image(pairs.bias(name, length=5))), after)
+    assert np.isnan(line(pairs.bias_by_distance(name, length=5), 0)[6:]).all()
+    assert not np.isnan(image(pairs.bias(name, length=5, causal=False))).any()
+    assert not np.isnan(image(pairs.bias("kerple", length=5))).any()
+
+
+def test_the_bar_says_whose_rows_need_not_sum_to_one() -> None:
+    def bar(*names: str) -> str:
+        return sentences.attention(schemes=names).axes[-1].get_ylabel()
+
+    assert bar("rope", "alibi") == "attention weight (rows sum to 1)"
+    assert bar("stick_breaking") == "attention weight (rows sum to less than 1)"
+    assert bar("rope", "stick_breaking") == "attention weight (rows sum to 1; of stick_breaking to less)"
+    weights = image(sentences.attention(schemes=("stick_breaking",)))
+    assert (np.nansum(weights, axis=1) < 1).all()
+    assert np.isnan(weights[np.triu_indices(5, 1)]).all()
+
+
+def test_what_is_neither_a_bias_nor_a_factor_is_an_error() -> None:
+    with pytest.raises(ValueError, match="add to the score or multiply it, got one that does both"):
+        pairs.bias("alibi+distance_aware")
+    with pytest.raises(ValueError, match="or the contents: posenc plot overview draws it"):
+        pairs.bias("wall")
+    with pytest.raises(ValueError, match="must open the score door"):
+        pairs.bias("nope")
+
+
+def test_the_window_of_two_at_positions_three_and_four() -> None:
+    offsets = sentences.shaw_offsets(7, 2)
+    assert offsets[3].tolist() == [-2, -2, -1, 0, 1, 2, 2]
+    assert offsets[2].tolist() == [-2, -1, 0, 1, 2, 2, 2]
+    figure = sentences.shaw_window()
+    np.testing.assert_array_equal(image(figure), offsets)
+    assert " ".join(words_in(figure, 0)[21:28]) == "$w_{-2}$ $w_{-2}$ $w_{-1}$ $w_0$ $w_{+1}$ $w_{+2}$ $w_{+2}$"
+    frames = [patch.get_y() for patch in figure.axes[0].patches]
+    assert frames == [1.5, 2.5]  # the rows of positions 3 and 4, counted from 1
+    with pytest.raises(ValueError, match="positions must be some of 1 to 7"):
+        sentences.shaw_window(positions=(8,))
+    with pytest.raises(ValueError, match="sentence must have two words"):
+        sentences.shaw_window("alone")
+
+
+def test_without_positions_a_repeated_word_has_equal_weights_and_with_them_it_has_not() -> None:
+    figure = sentences.attention()
+    weights = {title.split(":")[0]: image(figure, index) for index, title in enumerate(titles(figure))}
+    assert list(weights) == ["nope", "sinusoidal", "rope", "alibi"]
+    for name, matrix in weights.items():
+        np.testing.assert_allclose(matrix.sum(1), 1, rtol=1e-12)
+        apart = np.abs(matrix[:, 0] - matrix[:, 3]).max()
+        assert apart < 1e-12 if name == "nope" else apart > 0.02
+    assert titles(figure)[0] == "nope: equal where framed"
+    assert words_in(figure, 0)[0] == f"{weights['nope'][0, 0]:.2f}"[1:]
+
+
+@pytest.mark.parametrize("name", ["fire", "fox", "rope"])
+def test_attention_shows_the_keys_that_are_asked_for_or_those_that_the_scheme_is_for(name: str) -> None:
+    after = np.triu(np.ones((5, 5), dtype=bool), 1)
+    for causal, hidden in ((True, after), (False, 0 * after), (None, (name != "rope") * after)):
+        shown = image(sentences.attention(schemes=(name,), causal=causal))
+        np.testing.assert_array_equal(np.isnan(shown), hidden)
+        np.testing.assert_allclose(np.nansum(shown, axis=1), 1, rtol=1e-12)
+
+
+def test_attention_is_that_of_the_library() -> None:
+    words = ["we", "saw", "what", "we", "saw"]
+    scheme = posenc.Sinusoidal(16) + posenc.ALiBi(2)
+    figure = sentences.attention(" ".join(words), {"both": scheme}, dim=16, num_heads=2, head_dim=8, causal=True)
+    encoding = scheme(Positions.arange(5), dtype=torch.float64)
+    query, key = sentences._projected(encoding.add(panels.embeddings(words, 16)), 2, 8)
+    value = torch.eye(5, dtype=torch.float64).expand(1, 2, 5, 5)
+    wanted = posenc.attention(query, key, value, encoding, is_causal=True)[0, 0].numpy()
+    np.testing.assert_allclose(np.nan_to_num(image(figure)), wanted, rtol=0, atol=1e-12)
+
+
+# -- rotations --------------------------------------------------------------------------------------------------------
+
+
+def test_arrows_point_where_the_scheme_turns() -> None:
+    figure = rotations.rope_rotation({"ten": posenc.RoPE(8, base=10.0)}, length=5, pairs=3)
+    (arrows,) = figure.axes[0].collections
+    theta = 10.0 ** (-np.arange(3) / 4)
+    angle = np.arange(5)[:, None] * theta
+    np.testing.assert_allclose(arrows.U, 0.42 * np.cos(angle).ravel(), atol=1e-12)
+    np.testing.assert_allclose(arrows.V, -0.42 * np.sin(angle).ravel(), atol=1e-12)  # the axis runs down
+    assert words_in(figure, 0) == [f"{value:.3g} rad per position" for value in theta]
+    low, high = figure.axes[0].get_ylim()
+    assert low > high
+
+
+def test_the_bound_has_the_published_values() -> None:
+    drawn = line(rotations.rope_decay(draws=8), 0)
+    for distance, value in {0: 32.5, 10: 17.95, 50: 12.63, 100: 10.23, 255: 6.78}.items():
+        assert drawn[distance] == pytest.approx(value, abs=0.005)
+
+
+def test_scores_need_not_fall_as_the_bound_does() -> None:
+    figure = rotations.rope_decay(head_dim=32, length=64, peak=40, draws=256)
+    built, mean = line(figure, 1, 0), line(figure, 1, 1)
+    assert built.argmax() == 40
+    assert built[40] == pytest.approx(math.sqrt(32))
+    # 256 scores of standard deviation 1: their mean is within 5 standard errors of 0, near and far alike.
+    assert np.abs(mean).max() < 5 / 16
+    assert titles(figure)[0] == "rope: B(r), a bound, not behaviour"
+    with pytest.raises(ValueError, match=r"peak must be a whole number within 0\.\.63, got 64"):
+        rotations.rope_decay(length=64, peak=64)
+
+
+def test_a_scheme_that_turns_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"open the rotate door \(.*\brope\b.*\), got 'alibi', which opens score"):
+        rotations.rope_rotation("alibi")
+
+
+# -- grids ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_index_of_a_pair_is_its_distance_plus_n_minus_one() -> None:
+    index = relative.relative_indices(4)
+    assert index.tolist() == [[3, 4, 5, 6], [2, 3, 4, 5], [1, 2, 3, 4], [0, 1, 2, 3]]
+    figure = relative.relative_index()
+    assert words_in(figure, 0)[:3] == ["0", "−3", "d(i, i − 3)"]
+    assert words_in(figure, 0)[-3:] == ["6", "+3", "d(i, i + 3)"]
+    assert words_in(figure, 1) == [str(i) for row in index.tolist() for i in row]
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def plot(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    command.add_parser(parser.add_subparsers())
+    arguments = parser.parse_args(["plot", *words])
+    return int(arguments.run(arguments))
+
+
+def test_list_names_every_figure_and_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plot("--list") == 0
+    out = capsys.readouterr().out
+    for entry in command.FIGURES:
+        assert f"{entry.name} " in out
+        assert entry.about in out
+        assert entry.function.__doc__
+        assert entry.function.__name__ == entry.name
+    assert '--sentence "the rock rolled down the steep hill" --max-distance 2 --positions 3 4\n' in out
+    assert "[--schemes] --num-heads 4 --head-dim 64 --length 24 [--grid] [--causal]\n" in out
+
+
+def test_help_of_a_figure_has_its_own_options_and_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*words: str) -> str:
+        with pytest.raises(SystemExit) as end:
+            plot(*words)
+        assert end.value.code == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    bias = said("bias", "--help")
+    assert "By default ALiBi's three forms." in bias
+    assert "--length N positions, the largest distance, or the trained length (default: 24)" in bias
+    assert "(default: FIGURE.png)" in bias
+    assert "--peak" not in bias
+    assert '(default: "the dog saw the cat")' in said("attention", "--help")
+    assert "(default: 3 4)" in said("shaw_window", "--help")
+    every = said("--help")
+    assert "Their defaults: posenc plot FIGURE --help" in every
+    assert all("--" + name.replace("_", "-") in every for name in command.OPTIONS)
+    with pytest.raises(SystemExit) as end:
+        plot("biass", "--help")
+    assert end.value.code == 2
+    assert "(did you mean 'bias'?)" in capsys.readouterr().err
+
+
+def test_every_option_is_taken_by_a_figure() -> None:
+    assert set(command.OPTIONS) == {name for entry in command.FIGURES for name in entry.defaults}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["biass"], r"figure must be one of overview, lines, .*, got 'biass' \(did you mean 'bias'\?\)"),
+        ([], "figure must be one of overview, lines, table, .*got none"),
+        (["bias", "--peak", "3"], "bias takes --schemes .*, got --peak"),
+        (["lines", "--out", "lines.pdf"], r"--out must end in \.png or \.svg, got 'lines\.pdf'"),
+        (["table", "--schemes", "alibi"], "must open the add door"),
+        (["table", "--schemes", "sinusoid"], "did you mean 'sinusoidal'"),
+        (["attention", "--sentence", "alone"], "sentence must have two words"),
+    ],
+)
+def test_wrong_use_exits_2_and_says_why(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plot(*words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("posenc: error: ")
+    assert re.search(message, err)
+    assert err.count("\n") == 1
+
+
+def test_a_wrong_name_is_a_value_error_in_python() -> None:
+    with pytest.raises(ValueError, match=r"figure must be one of overview, lines, .*, got 'sine' "):
+        command.find("sine")
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_the_file_is_of_the_kind_that_its_ending_says_and_the_same_every_time(
+    ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "new" / f"{name}.{ending}" for name in "ab"]
+    for file in files:
+        assert plot("relative_index", "--length", "3", "--dark", "--out", str(file)) == 0
+    assert capsys.readouterr().out.split() == [str(file) for file in files]
+    one, two = (file.read_bytes() for file in files)
+    assert one == two
+    assert one.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
+    if ending == "svg":
+        assert b"Relative positions of 3 tokens" in one  # words stay words
+
+
+def test_the_file_is_named_after_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert plot("relative_index", "--dark", "--length", "3") == 0
+    assert (tmp_path / "relative_index-dark.png").is_file()
+
+
+def test_help_waits_for_neither_torch_nor_matplotlib() -> None:
+    code = (
+        "import argparse, sys; from posenc_lab.plot import command\n"
+        "command.add_parser(argparse.ArgumentParser().add_subparsers())\n"
+        "assert not {'torch', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_names_are_built_for_the_sizes_given() -> None:
+    shape = Shape(dim=24, num_heads=3, head_dim=8, max_positions=10)
+    found = panels.named(("rope", "alibi"), shape)
+    assert [each.scheme.__class__.__name__ for each in found] == ["RoPE", "ALiBi"]
+    assert [each.title for each in found] == ["rope", "alibi"]
+    assert panels.named("shaw", shape)[0].title == "shaw, untrained"
+    assert panels.named("cope", shape)[0].title == "cope, drawn at random"

@@ -1,0 +1,208 @@
+"""posenc: positional encodings for PyTorch attention, with one interface for all of them.
+
+>>> import torch, posenc
+>>> q = k = v = torch.randn(2, 12, 50, 64)
+>>> out = posenc.attention(q, k, v, posenc.RoPE(64), is_causal=True)
+
+The packages posenc-lab and posenc-check add the commands that compare schemes and check anyone's attention.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posenc import distributed as distributed
+    from posenc import huggingface as huggingface
+    from posenc import models as models
+    from posenc import schedules as schedules
+    from posenc.backends.attention import attention as attention
+    from posenc.backends.attention import explain as explain
+    from posenc.backends.attention import logits as logits
+    from posenc.backends.merging import merge as merge
+    from posenc.encoding import pieces as pieces
+    from posenc.encoding.context import Context as Context
+    from posenc.encoding.encoding import Encoding as Encoding
+    from posenc.positions import training as training
+    from posenc.positions.positions import PositionError as PositionError
+    from posenc.positions.positions import Positions as Positions
+    from posenc.positions.tiles import Chunk as Chunk
+    from posenc.rotation import scalings as scalings
+    from posenc.rotation.scalings import DynamicNTK as DynamicNTK
+    from posenc.rotation.scalings import Llama3 as Llama3
+    from posenc.rotation.scalings import LongRoPE as LongRoPE
+    from posenc.rotation.scalings import NTKAware as NTKAware
+    from posenc.rotation.scalings import PositionInterpolation as PositionInterpolation
+    from posenc.rotation.scalings import Proportional as Proportional
+    from posenc.rotation.scalings import YaRN as YaRN
+    from posenc.schedule import Schedule as Schedule
+    from posenc.scheme import Scheme as Scheme
+    from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
+    from posenc.schemes.alibi import ALiBi as ALiBi
+    from posenc.schemes.axial_rope import AxialRoPE as AxialRoPE
+    from posenc.schemes.cameras import Cameras as Cameras
+    from posenc.schemes.carope import CARoPE as CARoPE
+    from posenc.schemes.catalog import catalog as catalog
+    from posenc.schemes.cope import CoPE as CoPE
+    from posenc.schemes.deberta import DeBERTa as DeBERTa
+    from posenc.schemes.distance_aware import DistanceAware as DistanceAware
+    from posenc.schemes.dual_chunk import DualChunk as DualChunk
+    from posenc.schemes.exponential_decay import ExponentialDecay as ExponentialDecay
+    from posenc.schemes.fire import FIRE as FIRE
+    from posenc.schemes.fope import FoPE as FoPE
+    from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
+    from posenc.schemes.fox import FoX as FoX
+    from posenc.schemes.grape_a import GRAPEA as GRAPEA
+    from posenc.schemes.inkling import Inkling as Inkling
+    from posenc.schemes.kerple import KERPLE as KERPLE
+    from posenc.schemes.le_rope import LeRoPE as LeRoPE
+    from posenc.schemes.learned import Learned as Learned
+    from posenc.schemes.lie_re import LieRE as LieRE
+    from posenc.schemes.mixed_rope import MixedRoPE as MixedRoPE
+    from posenc.schemes.mla import MLA as MLA
+    from posenc.schemes.mrope import MRoPE as MRoPE
+    from posenc.schemes.nope import NoPE as NoPE
+    from posenc.schemes.pope import PoPE as PoPE
+    from posenc.schemes.query_scale import QueryScale as QueryScale
+    from posenc.schemes.re_rope import ReRoPE as ReRoPE
+    from posenc.schemes.relative_1d import Relative1D as Relative1D
+    from posenc.schemes.relative_2d import Relative2D as Relative2D
+    from posenc.schemes.rope import RoPE as RoPE
+    from posenc.schemes.rope_3d import RoPE3D as RoPE3D
+    from posenc.schemes.rotated_values import RotatedValues as RotatedValues
+    from posenc.schemes.sandwich import Sandwich as Sandwich
+    from posenc.schemes.segment import Segment as Segment
+    from posenc.schemes.selective_rope import SelectiveRoPE as SelectiveRoPE
+    from posenc.schemes.self_extend import SelfExtend as SelfExtend
+    from posenc.schemes.shaw import Shaw as Shaw
+    from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
+    from posenc.schemes.softcap import Softcap as Softcap
+    from posenc.schemes.stick_breaking import StickBreaking as StickBreaking
+    from posenc.schemes.string import STRING as STRING
+    from posenc.schemes.swin import Swin as Swin
+    from posenc.schemes.swin_v2 import SwinV2 as SwinV2
+    from posenc.schemes.t5 import T5 as T5
+    from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
+    from posenc.schemes.tupe import TUPE as TUPE
+    from posenc.schemes.wall import Wall as Wall
+    from posenc.schemes.xpos import XPos as XPos
+
+__version__ = "0.1.0"
+
+# The module of each public name. Names are imported on first use, so that the command line starts without torch.
+_HOMES = {
+    "attention": "backends.attention",
+    "explain": "backends.attention",
+    "logits": "backends.attention",
+    "merge": "backends.merging",
+    "Encoding": "encoding.encoding",
+    "Scheme": "scheme",
+    "Chunk": "positions.tiles",
+    "Schedule": "schedule",
+    "Context": "encoding.context",
+    "PositionError": "positions.positions",
+    "Positions": "positions.positions",
+    "catalog": "schemes.catalog",
+    "DynamicNTK": "rotation.scalings",
+    "Llama3": "rotation.scalings",
+    "LongRoPE": "rotation.scalings",
+    "NTKAware": "rotation.scalings",
+    "PositionInterpolation": "rotation.scalings",
+    "Proportional": "rotation.scalings",
+    "YaRN": "rotation.scalings",
+    "ALiBi": "schemes.alibi",
+    "AbsoluteInAttention": "schemes.absolute_in_attention",
+    "DistanceAware": "schemes.distance_aware",
+    "DualChunk": "schemes.dual_chunk",
+    "ExponentialDecay": "schemes.exponential_decay",
+    "FourierFeatures": "schemes.fourier_features",
+    "ReRoPE": "schemes.re_rope",
+    "Relative1D": "schemes.relative_1d",
+    "Relative2D": "schemes.relative_2d",
+    "Shaw": "schemes.shaw",
+    "T5": "schemes.t5",
+    "TransformerXL": "schemes.transformer_xl",
+    "Learned": "schemes.learned",
+    "NoPE": "schemes.nope",
+    "RoPE": "schemes.rope",
+    "XPos": "schemes.xpos",
+    "PoPE": "schemes.pope",
+    "LeRoPE": "schemes.le_rope",
+    "FoPE": "schemes.fope",
+    "SelectiveRoPE": "schemes.selective_rope",
+    "CARoPE": "schemes.carope",
+    "MLA": "schemes.mla",
+    "RotatedValues": "schemes.rotated_values",
+    "Segment": "schemes.segment",
+    "SelfExtend": "schemes.self_extend",
+    "Sinusoidal": "schemes.sinusoidal",
+    "CoPE": "schemes.cope",
+    "FoX": "schemes.fox",
+    "Wall": "schemes.wall",
+    "GRAPEA": "schemes.grape_a",
+    "StickBreaking": "schemes.stick_breaking",
+    "Inkling": "schemes.inkling",
+    "QueryScale": "schemes.query_scale",
+    "Softcap": "schemes.softcap",
+    "AxialRoPE": "schemes.axial_rope",
+    "Cameras": "schemes.cameras",
+    "LieRE": "schemes.lie_re",
+    "MixedRoPE": "schemes.mixed_rope",
+    "MRoPE": "schemes.mrope",
+    "RoPE3D": "schemes.rope_3d",
+    "STRING": "schemes.string",
+    "DeBERTa": "schemes.deberta",
+    "FIRE": "schemes.fire",
+    "KERPLE": "schemes.kerple",
+    "Sandwich": "schemes.sandwich",
+    "Swin": "schemes.swin",
+    "SwinV2": "schemes.swin_v2",
+    "TUPE": "schemes.tupe",
+}
+
+_ROOMS = {
+    "distributed": "distributed",
+    "huggingface": "huggingface",
+    "models": "models",
+    "pieces": "encoding.pieces",
+    "scalings": "rotation.scalings",
+    "schedules": "schedules",
+    "training": "positions.training",
+}
+
+__all__ = [*_HOMES, *_ROOMS]
+
+
+# What other libraries call them, or posenc did.
+_FOREIGN = {
+    "PartialRoPE": "RoPE(head_dim, rotary_dim=...)",
+    "ProportionalRoPE": "RoPE(head_dim, scaling=posenc.Proportional(share))",
+    "PRoPE": "",  # a former name, and of two schemes
+    **dict.fromkeys(("RotaryEmbedding", "RotaryPositionEmbedding", "RotaryPositionalEmbeddings"), "RoPE"),
+    **dict.fromkeys(("AlibiPositionalBias", "ALiBiBias", "get_slopes"), "ALiBi"),
+    **dict.fromkeys(("RelativePositionBias", "T5RelativePositionBias"), "T5"),
+    **dict.fromkeys(("PositionalEncoding", "SinusoidalPositionalEmbedding", "PositionalEncoding1D"), "Sinusoidal"),
+    **dict.fromkeys(("PositionalEmbedding", "AbsolutePositionalEmbedding", "LearnedPositionalEmbedding"), "Learned"),
+    **dict.fromkeys(("scaled_dot_product_attention", "flash_attn_func", "flex_attention"), "attention"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"posenc.{_ROOMS[name]}")
+    if name not in _HOMES:
+        from posenc.arguments import meant
+
+        # Python replaces the message of an AttributeError in `from posenc import PRoPE`.
+        error = ImportError if name == "PRoPE" else AttributeError
+        told = f": use posenc.{_FOREIGN[name]}" if _FOREIGN.get(name) else meant(name, __all__)
+        told = ": use posenc_lab.show, of the package posenc-lab" if name == "show" else told
+        raise error(f"module 'posenc' has no attribute {name!r}{told}")
+    value = getattr(importlib.import_module(f"posenc.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

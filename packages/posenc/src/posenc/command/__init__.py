@@ -1,0 +1,1 @@
+"""The command ``posenc``: its own subcommands ``schemes`` and ``kernel``, and those that other packages bring."""

@@ -1,0 +1,126 @@
+"""``posenc kernel``: lists, tests and builds libraries of the CPU kernel. torch is imported only when it runs."""
+
+import argparse
+import contextlib
+from typing import TYPE_CHECKING
+
+from posenc.command.options import failed
+
+if TYPE_CHECKING:
+    from posenc.backends.native.processor import Level
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    kernel = commands.add_parser(
+        "kernel",
+        help="list, test and build the CPU kernel",
+        description="Lists the libraries of the CPU kernel for this processor, and which one each precision uses. The "
+        "exit code is 1 if a precision has none, a test fails, or none could be built.",
+    )
+    kernel.set_defaults(run=run)
+    what = kernel.add_mutually_exclusive_group()
+    what.add_argument("--test", action="store_true", help="test every library against the known answers")
+    what.add_argument(
+        "--build",
+        action="store_true",
+        help="build for this processor, with the compiler in CXX or the one found, into the cache; if the answers are "
+        "wrong, the best level whose answers are right",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the libraries. Returns 1 if a precision has none, one is wrong, or none could be built; else 0."""
+    from posenc.backends.native import build, library, processor
+
+    precisions = tuple(library.REALS.values())
+    of_all, of_this = ([level.name for level in found] for found in (processor.levels(), processor.runnable()))
+    print(f"processor  {processor.name()}")
+    print(f"levels     {', '.join(of_this)} (of {', '.join(of_all)} for {processor.machine()})")
+    if arguments.build:
+        try:
+            reasons = _build(precisions)
+        except build.UnavailableError as error:
+            return failed(f"the kernel is not built: {error}")
+        library.find.cache_clear()
+    else:
+        reasons = []
+    for precision in precisions:
+        reasons += _show(precision, arguments.test)
+    return failed("; ".join(reasons)) if reasons else 0
+
+
+def _show(precision: str, is_test: bool) -> list[str]:
+    """Prints the libraries of a precision, and returns what is wrong."""
+    from posenc.backends.native import build, library
+
+    print(f"\n{precision}")
+    reasons = []
+    if is_test:
+        _test(precision)
+    taken = library.find(precision)
+    is_before = True  # the candidates before the one that is used were tested
+    for candidate in library.candidates(precision):
+        try:
+            there = library.load(candidate.path)
+            if there is None:
+                continue
+            wrong = library.faults(there) if is_test or is_before else ()
+        except build.UnavailableError as error:
+            print(f"  {candidate.level:9} not used: {error}")
+            continue
+        is_taken = not isinstance(taken, build.UnavailableError) and there.path == taken.path
+        if wrong:
+            status = f"not used: wrong answers ({'; '.join(wrong)})"
+            reasons += [f"{there.path.name} gives wrong answers"] if is_test else []
+        else:
+            status = "taken" if is_taken else "there"
+            status += ", gives the known answers" if is_test or is_taken else ""
+        print(f"  {candidate.level:9} {status}")
+        print(f"            {there.path}")
+        print(f"            by {there.record.compiler}: {there.record.command}")
+        is_before &= not is_taken
+    if isinstance(taken, build.UnavailableError):
+        print(f"  none is taken: {taken}")
+        reasons += [] if library.is_off() else [f"{precision} has no library"]
+    return reasons
+
+
+def _test(precision: str) -> None:
+    """Tests every library against the known answers and stores the results."""
+    from posenc.backends.native import build, library
+
+    for candidate in library.candidates(precision):
+        with contextlib.suppress(build.UnavailableError):  # _show prints it
+            there = library.load(candidate.path)
+            if there is not None:
+                library.faults(there, again=True)
+    library.find.cache_clear()
+
+
+def _build(precisions: tuple[str, ...]) -> list[str]:
+    """Builds the best correct library of each precision. Returns the reasons where there is none."""
+    from posenc.backends.native import build, library, processor
+
+    folder = library.cache()
+    if library.executes_nothing(folder):
+        raise build.UnavailableError(f"{folder} is mounted noexec: XDG_CACHE_HOME may name another cache")
+    levels = {precision: [processor.NATIVE, *processor.runnable(precision)] for precision in precisions}
+    outcomes = build.build_best(folder, levels, processor.identity(), library.DAYS, _fault)
+    built = {one.precision for one in outcomes if one.reason is None}
+    for one in outcomes:
+        if one.reason is not None:
+            print(f"{one.precision}, {one.level}: not used: {one.reason}")
+    return [f"{one.precision}, {one.level}: {one.reason}" for one in outcomes if one.precision not in built]
+
+
+def _fault(precision: str, level: "Level") -> str | None:
+    """Why the new library is not used, or None."""
+    from posenc.backends.native import build, library
+
+    path = next(x.path for x in reversed(library.candidates(precision)) if x.level == level.name)
+    try:
+        found = library.load(path)
+        wrong = () if found is None else library.faults(found)
+    except build.UnavailableError as error:
+        return str(error)
+    return f"wrong answers ({library.in_short(wrong)})" if wrong else None

@@ -1,0 +1,265 @@
+"""What the compiler makes of the kernels for CUDA: registers, spills, shared memory and instructions, without a GPU.
+
+    python -m tests.backends.ceilings [--write] [VARIANT ...]
+
+prints a table of all variants, or of these. Stored numbers are ceilings: ``make check-triton`` compiles some of the
+variants again, and no kernel may exceed its own. --write stores what was found. It needs Triton, whose compiler comes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
+from posenc.backends.triton import backend, launch
+from tests.awkward import clocked
+
+STORED = Path(__file__).parents[4] / "research" / "benchmarks" / "results" / "kernels.json"
+TOKENS = 4096
+
+
+class Variant(NamedTuple):
+    """A call whose kernels are compiled, with ``width`` channels and 16 query heads."""
+
+    make: Callable[[int], Scheme]
+    dtype: torch.dtype = torch.bfloat16
+    width: int = 64
+    capability: int = 90
+    is_causal: bool = True
+
+
+HEADS = 16
+VARIANTS = {
+    "nothing added": Variant(lambda d: NoPE()),
+    "line": Variant(lambda d: ALiBi(HEADS)),
+    "line, both directions": Variant(lambda d: ALiBi(HEADS, form="bidirectional"), is_causal=False),
+    "line, 128": Variant(lambda d: ALiBi(HEADS), width=128),
+    "line, sm_100": Variant(lambda d: ALiBi(HEADS), capability=100),
+    "T5": Variant(lambda d: T5(HEADS)),
+    "Shaw keys": Variant(lambda d: Shaw(d, 16, values=False)),
+    "Shaw": Variant(lambda d: Shaw(d, 16)),
+    "Shaw, 128": Variant(lambda d: Shaw(d, 16), width=128),
+    "Shaw, float32": Variant(lambda d: Shaw(d, 16), torch.float32),
+    "Shaw, sm_100": Variant(lambda d: Shaw(d, 16), capability=100),
+    "Transformer-XL": Variant(lambda d: TransformerXL(HEADS, d)),
+    "clock": Variant(lambda d: clocked(HEADS)),
+    "factor": Variant(lambda d: DistanceAware(HEADS)),
+}
+IN_MAKE_TRITON = ("line", "line, both directions", "Shaw", "clock")  # others are compiled in CI
+
+
+class Loop(NamedTuple):
+    """An innermost loop with products: its instructions, and those among them that multiply matrices."""
+
+    instructions: int
+    products: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the compiler made of a kernel. ``spills`` counts loads and stores of registers that did not fit."""
+
+    sizes: str
+    warps: int
+    stages: int
+    registers: int
+    spills: int
+    shared: int
+    loops: tuple[Loop, ...]
+
+    def exceeds(self, ceiling: Figures, same_compiler: bool) -> list[str]:
+        """What is more than the ceiling; by another compiler, only what keeps a kernel from running well."""
+        names = ["spills", "shared", *(["registers"] if same_compiler else [])]
+        found = [name for name in names if getattr(self, name) > getattr(ceiling, name)]
+        if same_compiler and (
+            len(self.loops) > len(ceiling.loops)
+            or any(a.instructions > b.instructions for a, b in zip(self.loops, ceiling.loops, strict=False))
+        ):
+            found.append("loops")
+        return found
+
+
+class Recorder:
+    """In a kernel's place: keeps what it is called with."""
+
+    def __init__(self, calls: dict[str, dict[str, Any]], name: str) -> None:
+        self.calls, self.name = calls, name
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda **given: self.calls.update({self.name: given})
+
+
+def calls_of(
+    scheme: Scheme, q: Tensor, k: Tensor, patch: pytest.MonkeyPatch, is_causal: bool = True
+) -> dict[str, dict[str, Any]]:
+    """What the kernels would be called with, forward and backward."""
+    calls: dict[str, dict[str, Any]] = {}
+    patch.setattr(backend, "is_interpreted", lambda: True)  # so that it takes tensors of the CPU
+    patch.setattr(launch, "kernel_of", partial(Recorder, calls))
+    encoding = scheme(Positions.arange(q.size(2)))
+    wanted = {piece.feature for piece in encoding.pieces if getattr(piece, "feature", None)}
+    features = {"clock": torch.randn(q.shape[:3], requires_grad=True), "gist": torch.randn(*q.shape[:3], 3)}
+    given = {name: x for name, x in features.items() if name in wanted}
+    encoding = encoding.with_features(given, given) if given else encoding
+    out = posenc.attention(q, k, k, encoding, is_causal=is_causal, backend="triton")
+    assert isinstance(out, Tensor)
+    out.sum().backward()
+    return calls
+
+
+NAMES = {
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+def compiled(name: str, given: dict[str, Any], capability: int) -> Any:
+    """A kernel as Triton compiles it for these arguments: pointers, and integers that are multiples of 16, are known
+    to be so."""
+    from triton.backends.compiler import GPUTarget  # not before: it is not everywhere
+    from triton.compiler import ASTSource, compile
+
+    kernel = _KERNEL(name)
+    signature, constants, divisible = {}, {}, {}
+    for place, parameter in enumerate(kernel.params):
+        x = given[parameter.name]
+        if parameter.is_constexpr or x is None:
+            signature[parameter.name], constants[parameter.name] = "constexpr", x
+            continue
+        signature[parameter.name] = f"*{NAMES[x.dtype]}" if isinstance(x, Tensor) else _kind(x)
+        if isinstance(x, Tensor) or (isinstance(x, int) and x % 16 == 0 and not parameter.do_not_specialize):
+            divisible[(place,)] = [["tt.divisibility", 16]]
+    if "PRECISION" in constants:  # "exact" is the interpreter's
+        constants["PRECISION"] = "tf32" if given["q"].dtype == torch.float32 else "ieee"
+    options = {name: x for name, x in given.items() if name in OPTIONS}
+    return compile(
+        ASTSource(kernel, signature, constants, divisible), target=GPUTarget("cuda", capability, 32), options=options
+    )
+
+
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
+_KERNEL = launch.kernel_of
+
+
+def _kind(x: float) -> str:
+    return "fp32" if isinstance(x, float) else "i32" if -(2**31) <= x < 2**31 else "i64"
+
+
+def figures_of(made: Any, given: dict[str, Any]) -> Figures:
+    """The numbers of a compiled kernel, from its disassembly."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder, "kernel.cubin")
+        binary.write_bytes(made.asm["cubin"])
+        used, listing = (
+            subprocess.run([tools / tool[0], *tool[1:], binary], capture_output=True, text=True, check=True).stdout
+            for tool in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
+        )
+    registers = re.search(r"REG:(\d+)", used)
+    assert registers is not None
+    return Figures(
+        "x".join(str(given[size]) for size in ("M", "N", "B") if given.get(size)),
+        made.metadata.num_warps,
+        made.metadata.num_stages,
+        int(registers[1]),
+        len(re.findall(r"\b(?:STL|LDL)\b", listing)),
+        made.metadata.shared,
+        tuple(_loops(listing)),
+    )
+
+
+def _loops(listing: str) -> list[Loop]:
+    """The innermost loops with products, in the order of the code."""
+    code: list[str] = []
+    labels: dict[str, int] = {}
+    for line in listing.splitlines():
+        if label := re.match(r"\s*(\.L_\S+):", line):
+            labels[label[1]] = len(code)
+        elif instruction := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
+            code.append(instruction[1])
+    jumps = [(at, re.search(r"BRA.*`\((\.L_\S+)\)", line)) for at, line in enumerate(code)]
+    found = [(labels[to[1]], at) for at, to in jumps if to is not None and labels.get(to[1], at + 1) <= at]
+    products = [bool(re.search(r"\b(?:HGMMA|UTC\w*MMA|HMMA|QGMMA)\b", line)) for line in code]
+    return [
+        Loop(last - first + 1, sum(products[first : last + 1]))
+        for first, last in sorted(found)
+        if any(products[first : last + 1])
+        and not any(first <= a and b <= last and (a, b) != (first, last) and any(products[a : b + 1]) for a, b in found)
+    ]
+
+
+def measured(variant: Variant) -> dict[str, Figures]:
+    """The figures of all kernels of a call."""
+    q, k = (torch.randn(1, HEADS, TOKENS, variant.width, dtype=variant.dtype, requires_grad=True) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setenv("TRITON_CACHE_DIR", folder)
+        calls = calls_of(variant.make(variant.width), q, k, patch, variant.is_causal)
+        # The bounds of what can be skipped take no time beside the others.
+        given = {name: x for name, x in calls.items() if not name.startswith("bounds")}
+        return {name: figures_of(compiled(name, x, variant.capability), x) for name, x in given.items()}
+
+
+def stored() -> tuple[str, dict[str, dict[str, Figures]]]:
+    """Triton's version, and the ceilings of each kernel of each variant."""
+    told = json.loads(STORED.read_text())
+    return told["triton"], {
+        variant: {
+            name: Figures(**{**x, "loops": tuple(Loop(*loop) for loop in x["loops"])}) for name, x in kernels.items()
+        }
+        for variant, kernels in told["variants"].items()
+    }
+
+
+def row(variant: str, name: str, x: Figures) -> str:
+    """A row of the table."""
+    loops = ", ".join(f"{loop.instructions} ({loop.products})" for loop in x.loops)
+    cells = (variant, f"`{name}`", x.sizes, f"{x.warps}, {x.stages}", x.registers, x.spills, x.shared, loops)
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+HEAD = "| call | kernel | blocks | warps, stages | registers | spills | shared memory | instructions (products) |"
+
+
+def main(*asked: str) -> None:
+    """Prints the table, and with --write stores it."""
+    import triton
+
+    names = [name for name in asked if name != "--write"] or list(VARIANTS)
+    kept = stored()[1] if STORED.exists() else {}
+    print(HEAD, "|" + " --- |" * HEAD[1:].count("|"), sep="\n")
+    for name in names:
+        kept[name] = measured(VARIANTS[name])
+        for kernel, x in kept[name].items():
+            print(row(name, kernel, x), flush=True)
+        if "--write" in asked:
+            text = {
+                variant: {kernel: asdict(x) for kernel, x in kept[variant].items()}
+                for variant in VARIANTS
+                if variant in kept
+            }
+            STORED.parent.mkdir(exist_ok=True)
+            STORED.write_text(json.dumps({"triton": triton.__version__, "variants": text}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1212 @@
+"""Libraries of the CPU kernel: built, kept, told apart, proved, taken, and refused in words.
+
+Compilers here are scripts that copy a library which was built before, so nothing is compiled.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import hatch_build
+import posenc
+from posenc import ALiBi, NoPE, RoPE
+from posenc.backends.native import build, library, processor
+from posenc.backends.native.library import Found
+from posenc.backends.native.processor import NATIVE, Level
+from posenc.command.cli import main
+
+V3, V4, BASELINE = (next(x for x in processor.LEVELS["x86_64"] if x.name == name) for name in ("v3", "v4", "baseline"))
+SAID = "posenc's kernel gives wrong answers as built here by {by}: not used ({what})"
+NO_LIBRARY = (
+    "the CPU kernel has not been built for these sources and this processor: `posenc kernel --build` builds one, if "
+    "there is a C++ compiler"
+)
+
+
+@pytest.fixture(scope="session")
+def real() -> Path:
+    """A library that was built, by `make kernel` or with posenc."""
+    for candidate in library.candidates("float"):
+        found = library.load(candidate.path)
+        if found is not None:
+            return found.path
+    pytest.skip("there is no library to copy: make kernel builds one")
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Nothing is built, kept, loaded or proved yet, and the processor is one with AVX-512."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("POSENC_NATIVE", raising=False)
+    monkeypatch.setattr(build, "BUILT", tmp_path / "built")
+    monkeypatch.setattr(processor, "machine", lambda: "x86_64")
+    monkeypatch.setattr(processor, "flags", lambda: V4.needs)
+    monkeypatch.setattr(library, "REALS", {torch.float32: "float", torch.float64: "double"})  # for others it is alike
+    find = library.find.__wrapped__
+    monkeypatch.setattr(library, "find", forgetful := lambda precision: find(precision))
+    forgetful.cache_clear = lambda: None  # type: ignore[attr-defined]
+    monkeypatch.setattr(library, "_load", library._load.__wrapped__)
+    library._WARNED.clear()
+    monkeypatch.setattr(library, "failures", lambda kernel, precision: ())
+    return tmp_path
+
+
+COPIES = """#!/bin/sh
+case "$*" in *--version*) echo "{version}"; exit;; esac
+echo "$*" >> {log}
+{before}
+for to; do case "$to" in -march=*|-DREAL=*|-O*) flags="$flags $to";; esac; done
+cp {real} "$to"
+echo "$flags" >> "$to"
+"""
+
+
+@pytest.fixture
+def compiler(fresh: Path, monkeypatch: pytest.MonkeyPatch, real: Path) -> Callable[..., Path]:
+    """Makes a compiler that copies the library, and writes down what it is called with; CXX names it."""
+
+    def make(before: str = "", version: str = "copier 1.0", of: Path | None = None, options: str = "") -> Path:
+        log = fresh / "log"
+        of = of or real
+        text = COPIES.format(version=version, log=shlex.quote(str(log)), before=before, real=shlex.quote(str(of)))
+        monkeypatch.setenv("CXX", f"{program(fresh, text)} {options}".strip())
+        return log
+
+    return make
+
+
+def program(folder: Path, text: str) -> str:
+    path = folder / "a compiler"
+    path.write_text(text)
+    path.chmod(0o755)
+    return shlex.quote(str(path))
+
+
+def calls(log: Path) -> list[list[str]]:
+    return [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def built(*levels: Level, precision: str = "float") -> list[build.Record]:
+    """Built with posenc."""
+    outcomes = build.build(build.BUILT, [(precision, level) for level in levels])
+    assert [one.reason for one in outcomes] == [None] * len(levels)
+    records = [build.read(path_of(level, precision)) for level in levels]
+    return [record for record in records if record is not None]
+
+
+def path_of(level: Level, precision: str = "float") -> Path:
+    return build.record_path(build.BUILT, precision, level.name, build.identity(precision, level))
+
+
+def taken(precision: str = "float") -> str | None:
+    found = library.find(precision)
+    return found.record.level if isinstance(found, Found) else None
+
+
+def refusal() -> str:
+    return str(library.missing(torch.float32))
+
+
+# --- the processor ----------------------------------------------------------------------------------------------------
+
+
+def told(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
+    (folder / "cpuinfo").write_text(text)
+    monkeypatch.setattr(processor, "CPUINFO", folder / "cpuinfo")
+    monkeypatch.setattr(processor, "flags", processor.flags.__wrapped__)
+    monkeypatch.setattr(processor.sys, "platform", "linux")
+
+
+@pytest.mark.parametrize(
+    ("more", "levels"),
+    [
+        ((), ["baseline"]),
+        (V3.needs - {"fma"}, ["baseline"]),
+        (V3.needs, ["v3", "baseline"]),
+        (V4.needs, ["v4", "v3", "baseline"]),
+        (V4.needs | {"avx512_bf16"}, ["bf16", "v4", "v3", "baseline"]),
+        (V4.needs | {"avx512_bf16", "amx_tile", "amx_bf16"}, ["amx", "bf16", "v4", "v3", "baseline"]),
+        (V4.needs | {"amx_tile", "amx_bf16"}, ["v4", "v3", "baseline"]),
+    ],
+)
+def test_levels_follow_from_what_linux_lists(
+    more: frozenset[str], levels: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    flags = " ".join(["fpu", "sse2", *sorted(more)])
+    text = f"processor\t: 0\nmodel name\t: A Processor\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: fpu\n"
+    told(monkeypatch, tmp_path, text)
+    monkeypatch.setattr(processor, "machine", lambda: "x86_64")
+    assert [level.name for level in processor.runnable()] == levels
+    assert [level.name for level in processor.runnable("float")] == [x for x in levels if x not in ("amx", "bf16")]
+    assert processor.name() == "A Processor"
+
+
+def test_another_architecture_has_what_its_compiler_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told(monkeypatch, tmp_path, "Features\t: fp asimd\n")
+    monkeypatch.setattr(processor.platform, "machine", lambda: "aarch64")
+    assert processor.machine() == "arm64"
+    assert processor.flags() == {"fp", "asimd"}
+    assert processor.runnable() == (Level("baseline"),)
+
+
+def test_macos_is_asked_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = {
+        "machdep.cpu.features": "FPU SSSE3 SSE4.1 SSE4.2 POPCNT CX16 AVX1.0 F16C FMA MOVBE",
+        "machdep.cpu.leaf7_features": "AVX2 BMI1 BMI2",
+        "machdep.cpu.extfeatures": "LZCNT",
+        "machdep.cpu.brand_string": "Its Core",
+    }
+    told(monkeypatch, tmp_path, "")
+    monkeypatch.setattr(processor.sys, "platform", "darwin")
+    monkeypatch.setattr(processor, "_sysctl", said.__getitem__)
+    monkeypatch.setattr(processor, "machine", lambda: "x86_64")
+    assert [level.name for level in processor.runnable()] == ["v3", "baseline"]
+    assert processor.name() == "Its Core"
+
+
+@pytest.mark.parametrize(("has_avx2", "levels"), [(True, ["v3", "baseline"]), (False, ["baseline"])])
+def test_windows_says_whether_there_is_avx2(
+    has_avx2: bool, levels: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told(monkeypatch, tmp_path, "")
+    kernel32 = SimpleNamespace(IsProcessorFeaturePresent=lambda number: has_avx2 and number == 40)
+    monkeypatch.setattr(processor.ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
+    monkeypatch.setattr(processor.sys, "platform", "win32")
+    monkeypatch.setattr(processor, "machine", lambda: "x86_64")
+    assert [level.name for level in processor.runnable()] == levels
+    assert [level.name for level in processor.levels()] == ["v3", "baseline"]
+
+
+def test_what_nobody_tells_is_not_assumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(processor, "flags", processor.flags.__wrapped__)
+    monkeypatch.setattr(processor.sys, "platform", "linux")
+    monkeypatch.setattr(processor, "machine", lambda: "x86_64")
+    assert [level.name for level in processor.runnable()] == ["baseline"]
+    assert processor.name()
+
+
+# --- building ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_built_once_and_told_of(compiler: Callable[..., Path]) -> None:
+    log = compiler()
+    (record,) = built(V4)
+    assert (record.precision, record.level, record.compiler) == ("float", "v4", "copier 1.0")
+    assert {"-march=x86-64-v4", "-DREAL=float", "-O3"} < set(shlex.split(record.command))
+    built(V4, V3)
+    assert ["-march=x86-64-v3" in call for call in calls(log)] == [False, True]
+    names = {path.name for path in build.BUILT.iterdir() if path.suffix != ".json"}
+    assert names == {".lock", *(x.file for x in built(V4, V3))}  # nothing half built is left
+
+
+def test_options_in_cxx_come_before_the_level_and_build_again(compiler: Callable[..., Path]) -> None:
+    """They override -O3, and a library remains what its level is called: the last -march is the one that counts."""
+    log = compiler()
+    (before,) = built(V4)
+    compiler(options="-O0 -march=native")
+    (record,) = built(V4)
+    command = shlex.split(record.command)
+    assert command.index("-O3") < command.index("-O0")
+    assert [option for option in command if option.startswith("-march=")] == ["-march=native", "-march=x86-64-v4"]
+    assert ["-O0" in call for call in calls(log)] == [False, True]
+    compiler(version="copier 2.0", options="-O0 -march=native")
+    assert built(V4)[0].compiler == "copier 2.0"
+    assert len(calls(log)) == 3
+    assert not (build.BUILT / before.file).exists()
+
+
+def test_a_launcher_in_cxx_stays_before_the_flags(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = compiler()
+    monkeypatch.setenv("CXX", f"env {os.environ['CXX']} -O0")
+    assert built(V4)[0].compiler == "copier 1.0"
+    assert (calls(log)[0][0], "-O0" in calls(log)[0]) == ("-O3", True)
+
+
+def test_a_library_of_other_sources_is_not_taken(
+    compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler()
+    (record,) = built(V4)
+    assert taken() == "v4"
+    sources = fresh / "sources"
+    sources.mkdir()
+    for path in build.sources():
+        (sources / path.name).write_text(path.read_text())
+    monkeypatch.setattr(build, "SOURCES", sources)
+    assert taken() == "v4"
+    (sources / "call.h").write_text((sources / "call.h").read_text() + "\n")
+    assert refusal() == NO_LIBRARY
+    built(V3)
+    assert not (build.BUILT / record.file).exists()
+    assert [path.name.split("-")[2] for path in build.BUILT.glob("*.json")] == ["v3"]
+
+
+def test_what_others_have_used_lately_stays_in_the_cache(compiler: Callable[..., Path]) -> None:
+    """Another environment may have another posenc, with the same cache."""
+    compiler()
+    folder = library.cache()
+    for name in ("attention-float-v4-new", "attention-float-v4-old", "proof-new", "proof-old"):
+        (folder / f"{name}.json").write_text("{}")
+    for name in ("attention-float-v4-old.so", "attention-float-v4-new.so", "another.txt"):
+        (folder / name).write_text("")
+    for name in ("attention-float-v4-old.json", "attention-float-v4-old.so", "proof-old.json", "another.txt"):
+        os.utime(folder / name, (0, 0))
+    build.build(folder, [("float", V4)], processor.identity(), days=30)
+    left = {path.name for path in folder.iterdir()}
+    assert {name for name in left if "new" in name or "old" in name or "another" in name} == {
+        *("attention-float-v4-new.json", "attention-float-v4-new.so", "proof-new.json", "another.txt")
+    }
+    assert len([name for name in left if name.endswith(".so")]) == 2
+
+
+def no_compiler(patch: pytest.MonkeyPatch, folder: Path) -> str:
+    patch.setenv("PATH", str(folder))
+    patch.delenv("CXX", raising=False)
+    return "building it needs a C++ compiler, and none of c++, g++, clang++ was found"
+
+
+def no_such_compiler(patch: pytest.MonkeyPatch, folder: Path) -> str:
+    patch.setenv("CXX", "no-such-compiler")
+    return "building it needs a C++ compiler, and CXX=no-such-compiler was not found"
+
+
+def an_unbalanced_quote(patch: pytest.MonkeyPatch, folder: Path) -> str:
+    patch.setenv("CXX", "g++ 'x")
+    return "CXX=g++ 'x cannot be read: No closing quotation"
+
+
+def no_program_at_all(patch: pytest.MonkeyPatch, folder: Path) -> str:
+    patch.setenv("CXX", program(folder, "\x7fELF of nothing"))
+    return f"{folder / 'a compiler'} does not run: "
+
+
+def a_folder_that_cannot_be_written(patch: pytest.MonkeyPatch, folder: Path) -> str:
+    patch.setenv("CXX", "true")
+    (folder / "file").write_text("")
+    patch.setattr(build, "BUILT", folder / "file" / "built")
+    return f"{folder / 'file' / 'built'} cannot be written to: "
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [no_compiler, no_such_compiler, an_unbalanced_quote, no_program_at_all, a_folder_that_cannot_be_written],
+)
+def test_what_keeps_it_from_being_built_is_said(
+    spoil: Callable[[pytest.MonkeyPatch, Path], str], fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = spoil(monkeypatch, fresh)
+    with pytest.raises(build.UnavailableError) as error:
+        build.build(build.BUILT, [("float", V4)])
+    assert str(error.value).startswith(said)
+
+
+class Windows:
+    """`os` without what only POSIX has."""
+
+    name = "nt"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("getuid", "killpg", "statvfs", "sched_getaffinity", "O_NOFOLLOW", "O_NONBLOCK"):
+            raise AttributeError(name)
+        return getattr(os, name)
+
+
+def test_windows_has_no_owners_of_files_no_locks_and_a_folder_of_its_own(
+    compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler()
+    monkeypatch.setattr(library, "os", Windows())
+    monkeypatch.setattr(build, "os", Windows())
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("LOCALAPPDATA", str(fresh / "local"))
+    os.link(fresh / "a compiler", fresh / "compiler")
+    monkeypatch.setenv("CXX", str(fresh / "compiler"))
+    built(V4, V3)
+    (fresh / "built").chmod(0o777)  # which says nothing there
+    assert taken() == "v4"
+    assert [path.parent for path in (fresh / "local").glob("*/proof-*")] == [library.cache()]
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (
+            "echo 'x.h:9: error: no such vectors' >&2; exit 1",
+            "its C++ does not compile here: x.h:9: error: no such vectors",
+        ),
+        (r"printf 'x.h: error: \253caf\351\273\n' >&2; exit 1", "its C++ does not compile here: x.h: error: �caf�"),
+        ("exit 3", "its C++ does not compile here: code 3"),
+        ("exit 0", "wrote no library"),
+    ],
+)
+def test_a_level_that_does_not_compile_is_left_out(before: str, said: str, compiler: Callable[..., Path]) -> None:
+    compiler(f'case "$*" in *-march=x86-64-v4*) {before};; esac')
+    outcomes = build.build(build.BUILT, [("float", V4), ("float", V3)])
+    assert [(one.level, one.reason is None) for one in outcomes] == [("v4", False), ("v3", True)]
+    assert str(outcomes[0].reason).endswith(said)
+    assert taken() == "v3"
+
+
+def test_a_compiler_that_hangs_is_stopped_with_what_it_has_started(
+    compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "LIMIT", 0.5)
+    compiler(f"sleep 600 & echo $! > {shlex.quote(str(fresh / 'pid'))}; wait")
+    (outcome,) = build.build(build.BUILT, [("float", V4)])
+    assert outcome.reason == f"{fresh / 'a compiler'} did not finish within 0.5 s"
+    started = int((fresh / "pid").read_text())
+    try:
+        state = Path(f"/proc/{started}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # gone, or a system without /proc
+        state = "Z"
+    assert state == "Z"  # ended, and at most not yet waited for
+
+
+RANK = """
+import sys
+sys.path.insert(0, {root!r})
+import hatch_build
+from pathlib import Path
+build, processor = hatch_build._module("build"), hatch_build._module("processor")
+build.BUILT = Path({built!r})
+print(build.build(build.BUILT, [(p, x) for p in ("float", "double") for x in processor.LEVELS["x86_64"][2:4]]))
+"""
+
+
+def rank(built: Path) -> "subprocess.Popen[str]":
+    """A process that builds, without torch, so at once."""
+    text = RANK.format(root=str(Path(hatch_build.__file__).parent), built=str(built))
+    return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_of_eight_processes_one_builds(compiler: Callable[..., Path], fresh: Path) -> None:
+    log = compiler("sleep 0.2")
+    ranks = [rank(fresh / "built") for _ in range(8)]
+    assert [(process.communicate()[1], process.returncode) for process in ranks] == [("", 0)] * 8
+    assert len(calls(log)) == 4
+    assert len(list((fresh / "built").glob("*.so"))) == 4
+
+
+def test_a_builder_that_was_killed_holds_nobody_up(
+    compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = fresh / "pids"
+    log = compiler(f"echo $$ >> {shlex.quote(str(pids))}; exec sleep 600")
+    process = rank(fresh / "built")
+    try:
+        while not pids.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        left = list((fresh / "built").glob(f"{build.MAKING}*"))
+        assert len(left) == 1
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        for pid in pids.read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
+    log.unlink()
+    compiler()
+    assert taken() is None
+    built(V4)
+    assert taken() == "v4"
+    assert not list((fresh / "built").glob(f"{build.MAKING}*"))
+
+
+def test_where_files_cannot_be_locked_it_is_built_all_the_same(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what another may be building is left alone."""
+
+    def flock(file: object, how: int) -> None:
+        raise OSError("No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    compiler()
+    (build.BUILT / f"{build.MAKING}another").mkdir(parents=True)
+    built(V4)
+    assert taken() == "v4"
+    assert (build.BUILT / f"{build.MAKING}another").is_dir()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of a process with threads, from Python 3.12 on
+def test_a_process_forked_meanwhile_does_not_keep_the_lock(fresh: Path) -> None:
+    begins, ends = os.pipe()
+    with build.lock(fresh / ".lock") as is_held:
+        child = os.fork()
+        if not child:
+            os.close(ends)
+            os.read(begins, 1)
+            os._exit(0)
+    try:
+        assert is_held
+        with (fresh / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(ends)
+        os.close(begins)
+        os.waitpid(child, 0)
+
+
+def test_two_threads_write_a_file_at_once(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One writes it while the other is half done; the last to finish stays."""
+    fsync = os.fsync
+
+    def between(file: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        build.write(fresh / "record", "of one")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", between)
+    build.write(fresh / "record", "of the other")
+    assert (fresh / "record").read_text() == "of the other"
+    (fresh / "plain").write_text("")
+    assert (fresh / "record").stat().st_mode == (fresh / "plain").stat().st_mode  # others may read it
+    assert {path.name for path in fresh.iterdir()} == {"record", "plain"}
+
+
+def test_no_more_compilers_run_at_once_than_this_process_has_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(build, "_of_several", lambda commands, limit: several.append(len(commands)) or [])
+    build._output([["true"]] * 5)
+    assert several == [2, 2, 1]
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert build.cores() == 64
+
+
+@pytest.mark.parametrize(("told", "given"), [(None, None), ("11.0", "11.0")])
+def test_a_compiler_is_told_of_the_oldest_macos_where_python_knows_it(
+    told: str | None, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MACOSX_DEPLOYMENT_TARGET", raising=False)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(build.sysconfig, "get_config_var", {"MACOSX_DEPLOYMENT_TARGET": told}.get)
+    (out,) = build._of_several([["env"]], limit=60)
+    seen = dict(line.partition("=")[::2] for line in str(out).splitlines())
+    assert seen.get("MACOSX_DEPLOYMENT_TARGET") == given
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def spoiled(record: build.Record, **other: object) -> None:
+    path = path_of(V4)
+    path.write_text(json.dumps({**record._asdict(), **other}))
+
+
+def cut_short(record: build.Record, fresh: Path) -> str:
+    content = (build.BUILT / record.file).read_bytes()
+    (build.BUILT / record.file).write_bytes(content[:5000])
+    return f"{record.file} is cut short: 5000 bytes of {record.size}"
+
+
+def changed(record: build.Record, fresh: Path) -> str:
+    content = (build.BUILT / record.file).read_bytes()
+    (build.BUILT / record.file).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    return f"{record.file} is not what was built"
+
+
+def gone(record: build.Record, fresh: Path) -> str:
+    (build.BUILT / record.file).unlink()
+    return f"{record.file} is missing"
+
+
+def of_another_system(record: build.Record, fresh: Path) -> str:
+    spoiled(record, system="Linux riscv64")
+    return f"{record.file} is for Linux riscv64, and this is {build.system()}"
+
+
+def half_a_record(record: build.Record, fresh: Path) -> str:
+    path_of(V4).write_text('{"precision": "flo')
+    return f"{path_of(V4).name} is no record of a library: "
+
+
+def another_record(record: build.Record, fresh: Path) -> str:
+    path_of(V4).write_text("[1]")
+    return f"{path_of(V4).name} is no record of a library: "
+
+
+def of_another_precision(record: build.Record, fresh: Path) -> str:
+    spoiled(record, precision="double")
+    return f"{record.file} is of double and v4, not what {path_of(V4).name} says"
+
+
+def without_a_size(record: build.Record, fresh: Path) -> str:
+    spoiled(record, size=str(record.size))
+    return f"{path_of(V4).name} is no record of a library: size must be of type int, got '{record.size}'"
+
+
+def without_a_digest(record: build.Record, fresh: Path) -> str:
+    spoiled(record, digest=None)
+    return f"{path_of(V4).name} is no record of a library: digest must be of type str, got None"
+
+
+def without_a_file(record: build.Record, fresh: Path) -> str:
+    spoiled(record, file="")
+    return f"{path_of(V4).name} is no record of a library: file must be the name of a library in this folder, got ''"
+
+
+def of_another_folder(record: build.Record, fresh: Path) -> str:
+    spoiled(record, file=f"../built/{record.file}")
+    return f"{path_of(V4).name} is no record of a library: file must be the name of a library in this folder, got '../"
+
+
+def of_no_file_name(record: build.Record, fresh: Path) -> str:
+    spoiled(record, file="attention-\0")
+    return f"{path_of(V4).name} is no record of a library: file must be the name of a library in this folder, got 'att"
+
+
+def nothing_but_brackets(record: build.Record, fresh: Path) -> str:
+    path_of(V4).write_text("[" * 100_000)
+    return f"{path_of(V4).name} is no record of a library: "
+
+
+def of_too_many_bytes(record: build.Record, fresh: Path) -> str:
+    path_of(V4).write_text(" " * (build.LARGEST[".json"] + 1))
+    return f"{path_of(V4)} has more than {build.LARGEST['.json']} bytes"
+
+
+def a_pipe(record: build.Record, fresh: Path) -> str:
+    path_of(V4).unlink()
+    os.mkfifo(path_of(V4))
+    return f"{path_of(V4)} is not a regular file"
+
+
+def writable_by_all(record: build.Record, fresh: Path) -> str:
+    (build.BUILT / record.file).chmod(0o666)
+    return f"others may write to {build.BUILT / record.file}, so nothing there is trusted"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        *(
+            of_too_many_bytes,
+            a_pipe,
+            writable_by_all,
+            cut_short,
+            changed,
+            gone,
+            of_another_system,
+            half_a_record,
+            another_record,
+            of_another_precision,
+        ),
+        *(without_a_size, without_a_digest, without_a_file, of_another_folder, of_no_file_name, nothing_but_brackets),
+    ],
+)
+def test_a_library_that_is_spoiled_is_refused_in_words(
+    spoil: Callable[[build.Record, Path], str],
+    compiler: Callable[..., Path],
+    fresh: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    compiler()
+    record = built(V4, V3)[0]
+    said = spoil(record, fresh)
+    assert taken() == "v3"
+    warned = capfd.readouterr().err
+    assert warned.startswith(f"posenc's kernel: {said}")
+    assert warned.count("not used") == 1
+    path_of(V3).unlink()
+    assert refusal().startswith(said)
+    assert refusal().endswith(": `posenc kernel --build` builds one")
+    built(V4)
+    assert taken() == "v4"  # built anew
+
+
+def test_a_file_that_is_no_library_is_refused_in_words(compiler: Callable[..., Path], fresh: Path) -> None:
+    text = fresh / "text"
+    text.write_text("not a library")
+    compiler(of=text)
+    (record,) = built(V4)
+    assert refusal().startswith(f"{record.file} cannot be loaded: ")
+
+
+def test_a_library_without_the_functions_is_refused_in_words(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler()
+    (record,) = built(V4)
+    monkeypatch.setattr(library, "FUNCTIONS", ("posenc_forward", "posenc_sideways"))
+    assert refusal().startswith(f"{record.file} has no posenc_sideways")
+
+
+def test_a_processor_that_the_system_holds_back_is_not_tried(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux lets a process use a matrix unit when asked to, or not."""
+    cdll = ctypes.CDLL
+
+    def held_back(name: str) -> ctypes.CDLL:
+        kernel = cdll(name)
+        kernel.posenc_usable = lambda: int("-v4-" not in name)
+        return kernel
+
+    monkeypatch.setattr(ctypes, "CDLL", held_back)
+    compiler()
+    (record,) = built(V4)
+    assert refusal().startswith(f"{record.file} needs the processor's matrix unit, which the system does not grant")
+    built(V3)
+    assert taken() == "v3"
+
+
+def test_a_folder_that_may_not_execute_is_named(
+    compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (fresh / "text").write_text("not a library")
+    log = compiler(of=fresh / "text")
+    built(V4)
+    monkeypatch.setattr(library, "executes_nothing", lambda folder: True)
+    assert f"cannot be loaded from {build.BUILT}, which is mounted noexec: " in refusal()
+    before = len(calls(log))
+    capsys.readouterr()
+    assert main(["kernel", "--build"]) == 1
+    said = f"{fresh / 'cache/posenc'} is mounted noexec: XDG_CACHE_HOME may name another cache"
+    assert capsys.readouterr().err == f"posenc: error: the kernel is not built: {said}\n"
+    assert len(calls(log)) == before
+
+
+@pytest.mark.parametrize(
+    ("place", "mode", "level"),
+    [
+        ("cache/posenc", 0o777, None),
+        ("cache/posenc", 0o1777, None),
+        ("cache", 0o775, None),
+        ("cache", 0o1777, "v4"),  # where nobody replaces what is another's
+        ("cache", 0o2775, "v4"),  # of a group that has only this user
+        ("cache/posenc/attention-*.so", 0o666, None),
+        ("cache/posenc/attention-*.json", 0o620, None),
+        ("cache/posenc/proof-*", 0o666, "proved again"),
+    ],
+)
+def test_what_others_may_write_in_the_cache_is_not_trusted(
+    place: str,
+    mode: int,
+    level: str | None,
+    compiler: Callable[..., Path],
+    fresh: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiler()
+    build.build(library.cache(), [("float", V4)], processor.identity())
+    assert taken() == "v4"
+    (path,) = fresh.glob(place)
+    path.chmod(mode)
+    monkeypatch.setattr(build, "_is_own_group", lambda number: mode == 0o2775)
+    proofs: list[str] = []
+    monkeypatch.setattr(library, "failures", lambda kernel, precision: proofs.append(precision) or ())
+    assert taken() == ("v4" if level else None)
+    assert proofs == (["float"] if level == "proved again" else [])
+    if level is None:
+        assert (f"others may write to {path}, so nothing there is trusted" in refusal()) == path.is_file()
+    if path.is_dir() and level is None:
+        with pytest.raises(build.UnavailableError, match=f"others may write to {path}, so nothing there is trusted"):
+            library.cache()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_another_user_owns_is_not_trusted(
+    kind: str, compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a stranger put a library, with its digest, while the cache was open to all."""
+    compiler()
+    build.build(library.cache(), [("float", V4)], processor.identity())
+
+    def of_another(about: os.stat_result) -> os.stat_result:
+        return os.stat_result((*about[:4], 1 + os.getuid(), *about[5:10]))
+
+    if kind == "file":
+        fstat = os.fstat
+        monkeypatch.setattr(build.os, "fstat", lambda file: of_another(fstat(file)))
+        assert refusal().startswith(f"others may write to {fresh / 'cache/posenc/attention-float-v4'}")
+    else:
+        stat = Path.stat
+        monkeypatch.setattr(Path, "stat", lambda path, **how: of_another(stat(path, **how)))
+        with pytest.raises(build.UnavailableError, match=f"others may write to {fresh / 'cache/posenc'}, so nothing"):
+            library.cache()
+
+
+def test_a_pipe_in_place_of_a_lock_holds_nobody_up(compiler: Callable[..., Path], fresh: Path) -> None:
+    compiler()
+    built(V4)
+    for name in (".proof", ".lock"):
+        os.mkfifo(library.cache() / name)
+    assert taken() == "v4"
+    assert [one.reason for one in build.build(library.cache(), [("float", V4)], processor.identity())] == [None]
+
+
+def test_the_folders_of_the_cache_are_made_for_this_user_alone(fresh: Path) -> None:
+    previous = os.umask(0)
+    try:
+        folder = library.cache()
+    finally:
+        os.umask(previous)
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
+
+
+def test_without_a_cache_each_process_proves(
+    compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    compiler()
+    built(V4)
+    asked = []
+    monkeypatch.setattr(library, "failures", lambda kernel, precision: asked.append(precision) or ())
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", none)
+    assert [taken(), taken()] == ["v4", "v4"]
+    assert asked == ["float", "float"]
+    with pytest.raises(build.UnavailableError, match="there is no cache to keep it in: Could not determine home"):
+        library.cache()
+
+
+def test_a_native_library_is_for_the_processor_it_was_built_on(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler()
+    build.build(library.cache(), [("float", NATIVE)], processor.identity())
+    built(V4)
+    assert taken() == "native"
+    assert library.level(torch.float32) == "v4"  # what it can use
+    monkeypatch.setattr(processor, "identity", lambda: "another")
+    assert taken() == "v4"
+
+
+def test_a_level_that_the_processor_has_not_is_not_taken(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler()
+    built(V4, V3, BASELINE)
+    assert taken() == "v4"
+    for flags, level in ((V3.needs, "v3"), (frozenset(), "baseline")):
+        monkeypatch.setattr(processor, "flags", lambda flags=flags: flags)
+        assert taken() == level
+    path_of(BASELINE).unlink()  # as in an install from source on a newer processor
+    assert refusal() == NO_LIBRARY
+
+
+# --- nothing is built by a call ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", [RoPE(16), NoPE(), ALiBi(2), None])
+def test_no_call_of_attention_compiles(scheme: posenc.Scheme | None, compiler: Callable[..., Path]) -> None:
+    log = compiler()
+    q = torch.randn(1, 2, 200, 16)
+    found = posenc.attention(q, q, q, scheme, is_causal=True)
+    torch.testing.assert_close(found, posenc.attention(q, q, q, scheme, is_causal=True, backend="reference"))
+    assert calls(log) == []
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tokens", "would"),
+    [(ALiBi(2), 200, True), (RoPE(16), 200, True), (NoPE(), 600, True), (NoPE(), 200, False), (RoPE(16), 20, False)],
+)
+def test_the_first_call_that_would_have_used_a_library_warns_once(
+    scheme: posenc.Scheme, tokens: int, would: bool, fresh: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for dtype in (torch.float32, torch.float32, torch.float64):
+        q = torch.randn(1, 2, tokens, 16, dtype=dtype)
+        posenc.attention(q, q, q, scheme, is_causal=True)
+    assert capfd.readouterr().err == (f"posenc takes slower ways on this CPU: {NO_LIBRARY}\n" if would else "")
+
+
+def test_without_a_library_calls_go_another_way_and_explain_says_how_to_have_one(compiler: Callable[..., Path]) -> None:
+    compiler()
+    q = torch.randn(1, 2, 200, 16)
+    explained = posenc.explain(q, q, q, ALiBi(2), is_causal=True)
+    assert (explained.backend, explained.refusals["native"]) == ("sdpa", NO_LIBRARY)
+    with pytest.raises(ValueError, match="backend 'native' cannot run this: the CPU kernel has not been built"):
+        posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="native")
+    with pytest.raises(RuntimeError, match=r"^posenc's kernel cannot run: the CPU kernel has not been built"):
+        library.library(torch.float32)
+    assert library.level(torch.float32) is None
+
+
+def test_it_can_be_turned_off(compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler()
+    built(V4)
+    for value in ("0", "False", "no", "off"):
+        monkeypatch.setenv("POSENC_NATIVE", value)
+        assert refusal() == f"POSENC_NATIVE={value} turns it off"
+
+
+# --- proved before it is used -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch, compiler: Callable[..., Path]) -> list[str]:
+    """Libraries of v4 and v3, of which that of v4 is wrong; whom the proof was asked of."""
+    asked: list[str] = []
+
+    def failures(kernel: object, precision: str) -> tuple[str, ...]:
+        level = str(getattr(kernel, "_name", "")).rpartition("/")[2].split("-")[2]
+        asked.append(level)
+        return ("bias: gradient of the key", "clocks", "folds", "planes") if level == "v4" else ()
+
+    compiler()
+    built(V4, V3)
+    monkeypatch.setattr(library, "failures", failures)
+    return asked
+
+
+def test_a_library_that_is_wrong_is_set_aside_with_one_warning(
+    wrong: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    what = "bias: gradient of the key; clocks; folds; and 1 more"
+    assert taken() == "v3"
+    assert capfd.readouterr().err == SAID.format(by="copier 1.0", what=what) + "\n"
+    assert taken() == "v3"  # as another process would ask: what was proved is remembered
+    assert wrong == ["v4", "v3"]
+    assert capfd.readouterr().err == ""
+    path_of(V3).unlink()
+    q = torch.randn(1, 2, 200, 16)
+    explained = posenc.explain(q, q, q, ALiBi(2), is_causal=True)
+    assert explained.backend == "sdpa"
+    assert f"gives wrong answers as built by copier 1.0 ({what})" in explained.refusals["native"]
+
+
+def test_what_is_built_otherwise_is_proved_anew(wrong: list[str], compiler: Callable[..., Path]) -> None:
+    assert taken() == "v3"
+    compiler(options="-O0")
+    built(V4, V3)
+    assert taken() == "v3"
+    assert wrong == ["v4", "v3", "v4", "v3"]
+
+
+def killed(ask: Callable[[], object], times: int) -> None:
+    """What remains of processes that ended within a proof: that it was begun."""
+    remember = library._remember
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "_remember", lambda stamp, told: library.BEGUN in told and remember(stamp, told))
+        for _ in range(times):
+            ask()
+
+
+SET_ASIDE = "{file}: a self-test of this library crashed or was killed 3 times (`posenc kernel --test` runs it again)"
+
+
+def test_a_proof_that_was_killed_twice_is_begun_again(
+    wrong: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(library, "failures", lambda kernel, precision: ())
+    killed(lambda: library.find("float"), 2)
+    assert [taken(), taken()] == ["v4", "v4"]
+    killed(lambda: library.find("float"), 3)  # it is remembered, so none is begun
+    assert taken() == "v4"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_library_whose_proof_was_killed_three_times_is_set_aside(
+    wrong: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    path_of(V3).unlink()
+    killed(lambda: library.find("float"), 3)
+    assert wrong == ["v4"] * 3
+    capfd.readouterr()
+    found = library.load(path_of(V4))
+    assert isinstance(found, Found)
+    said = SET_ASIDE.format(file=found.path.name)
+    assert refusal() == f"{said}: `posenc kernel --build` builds one"
+    assert capfd.readouterr().err == f"posenc's kernel: {said}: not used\n"
+    assert wrong == ["v4"] * 3
+    killed(lambda: library.faults(found, again=True), 1)
+    assert refusal().startswith(said)
+    assert len(library.faults(found, again=True)) == 4  # as `posenc kernel --test` asks
+    assert "gives wrong answers as built by copier 1.0" in refusal()
+
+
+@pytest.mark.parametrize("text", ["{}", '""', '{"a": 1}', "[1]", "[null]", "1", "[", "[" * 100_000, "\xff"])
+def test_what_is_no_list_of_words_is_not_remembered(text: str, wrong: list[str]) -> None:
+    """A library is not taken for right because what is remembered of it is spoiled."""
+    assert taken() == "v3"
+    for stamp in library.cache().glob("proof-*"):
+        stamp.write_text(text, encoding="latin-1")
+    assert taken() == "v3"
+    assert wrong == ["v4", "v3"] * 2
+
+
+def test_a_proof_that_cannot_be_had_is_no_error_of_attention(
+    wrong: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def failures(kernel: object, precision: str) -> tuple[str, ...]:
+        raise RuntimeError("call.h and operator.py do not say the same of a call")
+
+    monkeypatch.setattr(library, "failures", failures)
+    said = "cannot compute its known answers: call.h and operator.py do not say the same of a call"
+    assert said in refusal()
+    assert said in capfd.readouterr().err
+    assert not list(library.cache().glob("proof-*"))  # nothing is remembered
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # torch's own, of compilation
+@pytest.mark.more
+def test_the_first_call_of_all_may_be_compiled(compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What proves a library is not of what is compiled."""
+    is_compiling = []
+
+    def failures(kernel: object, precision: str) -> tuple[str, ...]:
+        is_compiling.append(torch.compiler.is_compiling())
+        return ()
+
+    monkeypatch.setattr(library, "failures", failures)
+    compiler()
+    built(V4)
+
+    scheme, q = ALiBi(2), torch.randn(1, 2, 200, 16)
+    compiled = torch.compile(
+        lambda x: posenc.attention(x, x, x, scheme, is_causal=True), backend="eager", fullgraph=True
+    )
+    found = compiled(q)
+    torch.testing.assert_close(found, posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="reference"))
+    assert is_compiling == [False]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_there_is(compiler: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    compiler()
+    (record,) = built(V4)
+    assert main(["kernel"]) == 1
+    shown = capsys.readouterr()
+    assert "levels     v4, v3, baseline (of amx, bf16, v4, v3, baseline for x86_64)" in shown.out
+    assert "  v4        taken, gives the known answers" in shown.out
+    assert str(build.BUILT / record.file) in shown.out
+    assert f"by copier 1.0: {record.command}" in shown.out
+    assert f"  none is taken: {NO_LIBRARY}" in shown.out
+    assert shown.err == "posenc: error: double has no library\n"
+    built(V4, precision="double")
+    assert main(["kernel"]) == 0
+
+
+def test_the_command_tests_all_that_is_there(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    built(V3, precision="double")
+    assert main(["kernel", "--test"]) == 1
+    shown = capsys.readouterr()
+    assert "  v4        not used: wrong answers (bias: gradient of the key; clocks; folds; planes)" in shown.out
+    assert "  v3        taken, gives the known answers" in shown.out
+    assert shown.err.endswith(" gives wrong answers\n")
+    assert main(["kernel"]) == 0  # v3 is there
+
+
+def test_the_command_tests_again_what_was_set_aside(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A process may have ended within a proof for another reason."""
+    compiler()
+    found = [
+        library.load(path_of(V4, record.precision)) for p in ("float", "double") for record in built(V4, precision=p)
+    ]
+    for one in found:
+        assert one is not None
+        library._remember(library.cache() / f"proof-{library._identity(one.record)}.json", (library.BEGUN,) * 3)
+    assert main(["kernel"]) == 1
+    assert capsys.readouterr().out.count("not used: attention-") == 2
+    assert main(["kernel", "--test"]) == 0
+    assert capsys.readouterr().out.count("taken, gives the known answers") == 2
+    assert main(["kernel"]) == 0
+
+
+def test_the_command_builds_for_this_processor(
+    compiler: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = compiler()
+    assert main(["kernel", "--build"]) == 0
+    assert capsys.readouterr().out.count("native    taken, gives the known answers") == 2
+    assert {call[-1].rpartition("/")[2] for call in calls(log)} == {  # which run at once
+        "attention-float-native.so",
+        "attention-double-native.so",
+    }
+    assert all("-march=native" in call for call in calls(log))
+    assert main(["kernel", "--build"]) == 0
+    assert len(calls(log)) == 2
+    compiler(options="-O1")
+    assert main(["kernel", "--build"]) == 0
+    assert len(calls(log)) == 4
+
+
+def test_the_command_keeps_no_native_library_that_is_wrong(
+    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiler()
+    monkeypatch.setattr(
+        library,
+        "failures",
+        lambda kernel, precision: () if "-v3-" in kernel._name or precision == "double" else ("functions",),
+    )
+    assert main(["kernel", "--build"]) == 0
+    shown = capsys.readouterr().out
+    assert "float, native: not used: wrong answers (functions)\n" in shown
+    assert "float, v4: not used: wrong answers (functions)\n" in shown
+    assert (taken("float"), taken("double")) == ("v3", "native")
+    monkeypatch.setattr(library, "failures", lambda kernel, precision: ("all",))
+    for stamp in library.cache().glob("proof-*"):
+        stamp.unlink()
+    assert main(["kernel", "--build"]) == 1
+    assert "float, baseline: wrong answers (all)" in capsys.readouterr().err
+
+
+def test_the_command_says_why_it_cannot_build(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = no_compiler(monkeypatch, fresh)
+    assert main(["kernel", "--build"]) == 1
+    assert capsys.readouterr().err == f"posenc: error: the kernel is not built: {said}\n"
+
+
+# --- where posenc is built --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of what the build reads."""
+    folder = fresh / "packages/posenc/src/posenc/backends/native"
+    folder.mkdir(parents=True)
+    for path in (*build.sources(), build.SOURCES / "build.py", build.SOURCES / "processor.py"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(hatch_build, "NATIVE", folder)
+    monkeypatch.delenv("POSENC_KERNEL", raising=False)
+    return fresh
+
+
+def hooked(checkout: Path, version: str, target: str = "wheel") -> tuple[dict[str, object], list[str]]:
+    """What the hook adds to a build, and what it warns of."""
+    said: list[str] = []
+    shown: list[str] = []
+    app = SimpleNamespace(display_warning=said.append, display_waiting=shown.append, display_info=shown.append)
+    data: dict[str, object] = {"artifacts": []}
+    hook = SimpleNamespace(root=str(checkout), target_name=target, app=app)
+    hatch_build.KernelHook.initialize(hook, version, data)
+    names = {f"posenc: built attention-{name}" for name in shipped(data)}
+    assert shown[:1] == (["posenc: building the CPU kernel (POSENC_KERNEL=0 builds none)"] if target == "wheel" else [])
+    assert names <= set(shown)
+    return data, said
+
+
+def shipped(data: dict[str, object]) -> list[str]:
+    artifacts = data["artifacts"]
+    assert isinstance(artifacts, list)
+    return sorted({"-".join(str(path).split("-")[1:3]) for path in artifacts})
+
+
+def test_a_wheel_to_give_away_has_every_level_and_says_where_it_runs(
+    compiler: Callable[..., Path], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler()
+    monkeypatch.setenv("POSENC_KERNEL", "all")
+    data, said = hooked(checkout, "standard")
+    assert said == []
+    assert data["pure_python"] is False
+    assert str(data["tag"]).startswith("py3-none-")
+    assert data["tag"] != "py3-none-any"
+    every = processor.LEVELS.get(build.platform.machine(), (Level("baseline"),))
+    of = {x: [level.name for level in every if x in (level.precisions or build.PRECISIONS)] for x in build.PRECISIONS}
+    assert shipped(data) == sorted(f"{precision}-{name}" for precision, names in of.items() for name in names)
+    assert isinstance(data["artifacts"], list)
+    assert all((checkout / str(path)[1:]).is_file() for path in data["artifacts"])
+
+
+@pytest.mark.parametrize("version", ["editable", "standard"])
+def test_an_install_builds_what_this_processor_takes(
+    version: str, compiler: Callable[..., Path], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = compiler()
+    module = hatch_build._module
+    monkeypatch.setattr(hatch_build, "_module", lambda name: processor if name == "processor" else module(name))
+    data, _ = hooked(checkout, version)
+    assert shipped(data) == ([] if version == "editable" else sorted(f"{x}-v4" for x in build.PRECISIONS))
+    assert len(calls(log)) == len(build.PRECISIONS)
+
+
+def test_an_editable_install_goes_down_to_a_level_that_the_compiler_knows(
+    compiler: Callable[..., Path], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = "error: bad value for -march="
+    compiler(f'case "$*" in *-march=x86-64-v[34]*) echo "{unknown}" >&2; exit 1;; esac')
+    module = hatch_build._module
+    monkeypatch.setattr(hatch_build, "_module", lambda name: processor if name == "processor" else module(name))
+    said = hooked(checkout, "editable")[1]
+    assert [line.partition(": ")[2] for line in said] == [
+        f"{precision}, {name}: its C++ does not compile here: {unknown}"
+        for name in ("v4", "v3")
+        for precision in build.PRECISIONS
+    ]
+    folder = checkout / "packages/posenc/src/posenc/backends/native/built"
+    found = {path.name.rpartition("-")[0] for path in folder.glob("*.json")}
+    assert found == {f"attention-{precision}-baseline" for precision in build.PRECISIONS}
+
+
+def test_a_source_distribution_builds_nothing(compiler: Callable[..., Path], checkout: Path) -> None:
+    log = compiler()
+    assert hooked(checkout, "standard", "sdist") == ({"artifacts": []}, [])
+    assert calls(log) == []
+
+
+@pytest.mark.parametrize("spoil", [no_compiler, an_unbalanced_quote])
+def test_without_a_compiler_the_wheel_is_pure_and_it_is_said(
+    spoil: Callable[[pytest.MonkeyPatch, Path], str], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = spoil(monkeypatch, checkout)
+    assert hooked(checkout, "standard") == ({"artifacts": []}, [f"posenc's CPU kernel is not built: {why}"])
+
+
+def test_what_is_built_can_be_said(
+    compiler: Callable[..., Path], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler()
+    monkeypatch.setenv("POSENC_KERNEL", "0")
+    assert hooked(checkout, "standard")[1] == ["posenc's CPU kernel is not built: POSENC_KERNEL=0 turns it off"]
+    monkeypatch.setenv("POSENC_KERNEL", "baseline")
+    assert shipped(hooked(checkout, "standard")[0]) == sorted(f"{x}-baseline" for x in build.PRECISIONS)
+    monkeypatch.setenv("POSENC_KERNEL", "baseline,v9")
+    with pytest.raises(ValueError, match=r"^POSENC_KERNEL must be 0, all, or levels of .*baseline, got 'v9'$"):
+        hooked(checkout, "standard")
+
+
+def test_a_level_that_the_compiler_does_not_know_is_not_in_the_wheel(
+    compiler: Callable[..., Path], checkout: Path
+) -> None:
+    compiler('case "$*" in *DREAL=double*) echo "error: bad value for -march=" >&2; exit 1;; esac')
+    data, said = hooked(checkout, "standard")
+    assert {name.split("-")[0] for name in shipped(data)} == build.PRECISIONS.keys() - {"double"}
+    why = "its C++ does not compile here: error: bad value for -march="
+    assert f"posenc's CPU kernel is not built: double, baseline: {why}" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how Linux names what a wheel runs on")
+@pytest.mark.parametrize(
+    ("text", "tag"),
+    [
+        ("libc.so.6 libm.so.6 libstdc++.so.6 GLIBC_2.2.5 GLIBC_2.27 GLIBCXX_3.4.22", "manylinux_2_27_{machine}"),
+        ("libc.so.6 GLIBC_2.2.5 GLIBC_2.34 GLIBC_2.4", "manylinux_2_34_{machine}"),
+        ("libc.so.6 libstdc++.so.6 GLIBC_2.27 GLIBCXX_3.4.30", "linux_{machine}"),  # of a newer C++ than torch asks for
+        ("libc.so.6 libfast.so.1 GLIBC_2.27", "linux_{machine}"),  # of a library that a system need not have
+        ("libc.musl-x86_64.so.1 libstdc++.so.6", "linux_{machine}"),
+    ],
+)
+def test_the_platform_follows_from_what_a_library_asks_for(text: str, tag: str, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("one.so", "other.so")]
+    paths[0].write_bytes(b"\x7fELF\0libc.so.6\0GLIBC_2.17\0")
+    paths[1].write_bytes(b"\x7fELF\0" + text.replace(" ", "\0").encode() + b"\0")
+    assert hatch_build.platform_tag(paths) == tag.format(machine=build.platform.machine())

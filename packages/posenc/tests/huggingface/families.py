@@ -1,0 +1,287 @@
+"""Compares what is read of every family with transformers' own code, on tiny models with random weights.
+
+    python -m tests.huggingface.families
+
+writes the figures into families.json, beside this file, and the table of families into docs/huggingface.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+import posenc
+from posenc import Chunk, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal, logits
+from posenc.huggingface import ModelPositions, adapt, scheme_from_config
+from posenc.huggingface.config import TWO_STACKS
+from posenc.huggingface.families import READERS
+from posenc.huggingface.reading import POSITIONAL, Keys
+from posenc.huggingface.variants import OffsetLearned
+from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS
+from tests.huggingface.tiny import compared, config_of
+
+RECORD = Path(__file__).with_name("families.json")
+PAGE = Path(__file__).parents[4] / "docs" / "huggingface.md"
+HEAD = "| model_type | what its layers do | keys, beside `rope_parameters` and sizes | error |\n|---|---|---|---|\n"
+IDS = torch.arange(40)[None] % 57 + 5
+Figures = tuple[int, float]
+"""How many numbers were compared, and their largest difference, as a share of the largest number."""
+
+
+# -- comparisons ------------------------------------------------------------------------------------------------------
+
+
+def figures(ours: Tensor, theirs: Tensor) -> Figures:
+    assert ours.shape == theirs.shape
+    ours, theirs = ours.detach(), theirs.detach()
+    return theirs.numel(), float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def scores(name: str) -> Figures:
+    """The scores of every layer; for a family with several configurations, of each."""
+    count, worst = 0, 0.0
+    for row in [row for row in (*FAMILIES, *ALIKE) if row.split()[0] == name]:
+        config = config_of(row)
+        found, more, off = compared(config, scheme_from_config(config))
+        assert not found, (row, found)
+        count, worst = count + more, max(worst, off)
+    return count, worst
+
+
+def made(name: str) -> tuple[Any, ModelPositions]:
+    """The model and what was read, with weights large enough to matter."""
+    config = config_of(name)
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(config, attn_implementation="eager").double().eval()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model, scheme_from_config(config)
+
+
+def table(name: str) -> Figures:
+    """What is added to the input."""
+    model, said = made(name)
+    added: list[Tensor] = []
+    [found] = [
+        module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and ("position" in path or path == "wpe")
+    ]
+    found.register_forward_hook(lambda module, args, out: added.append(out))
+    with torch.no_grad():
+        model(input_ids=IDS)
+    assert said.input is not None
+    said.input.weight.data = found.weight.data  # type: ignore[operator, union-attr]
+    return figures(said.input.table(Positions.arange(IDS.size(1)), dtype=torch.float64), added[0])
+
+
+def patches(name: str) -> Figures:
+    """What is added to the patches of an image."""
+    model, said = made(name)
+    [(path, weight)] = [(path, each) for path, each in model.named_parameters() if "position_embedding" in path]
+    seen: list[Tensor] = []
+    holder = model.get_submodule(path.split(".position_embedding")[0])
+    holder.register_forward_hook(lambda module, args, out: seen.append(out))
+    image = torch.randn(1, 3, model.config.image_size, model.config.image_size, dtype=torch.float64)
+    values = weight.detach().clone().flatten(0, -2)
+    with torch.no_grad():
+        model(image)
+        weight.zero_()
+        model(image)
+    assert said.input is not None
+    said.input.weight.data = values  # type: ignore[operator, union-attr]
+    return figures(said.input.table(Positions.arange(len(values)), dtype=torch.float64), seen[0] - seen[1])
+
+
+def outputs(name: str) -> Figures:
+    """The output of the model, whose own attention posenc replaces."""
+    config = config_of(name)
+    torch.manual_seed(0)
+    how = "sdpa" if name == "falcon" else "eager"  # which adds Falcon's bias twice
+    model = transformers.AutoModel.from_config(config, attn_implementation=how).eval()
+    given = {"input_ids": IDS}
+    if name == "swinv2":
+        given = {"pixel_values": torch.randn(1, 3, config.image_size, config.image_size)}
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.3)
+    with torch.no_grad():
+        theirs = model(**given).last_hidden_state
+        with adapt(model):
+            ours = model(**given).last_hidden_state
+    return figures(ours, theirs)
+
+
+def buckets(name: str) -> Figures:
+    """T5's bias, of both stacks."""
+    model, count, worst = transformers.AutoModel.from_config(config_of(name)), 0, 0.0
+    for part in ("encoder", "decoder"):
+        scheme = scheme_from_config(model.config, part).schedule[0][0]
+        attention = getattr(model, part).block[0].layer[0].SelfAttention
+        nn.init.normal_(attention.relative_attention_bias.weight)
+        scheme.weight.data = attention.relative_attention_bias.weight.data  # type: ignore[operator, union-attr]
+        q = torch.zeros(1, attention.n_heads, 80, 1)
+        more, off = figures(logits(q, q, scheme(Positions.arange(80)))[0], attention.compute_bias(80, 80)[0])
+        count, worst = count + more, max(worst, off)
+    return count, worst
+
+
+def sinusoids(name: str) -> Figures:
+    """What is added to the input of the encoder, and of the decoder where it is no learned table."""
+    model, count, worst = transformers.AutoModel.from_config(config_of(name)), 0, 0.0
+    for part in ("encoder", "decoder"):
+        table = scheme_from_config(model.config, part).input
+        theirs: Any = getattr(model, part).embed_positions
+        if isinstance(table, Sinusoidal):
+            added = theirs(IDS) if hasattr(theirs, "weights") else theirs.weight[None]
+            more, off = figures(table.table(Positions.arange(added.size(1))), added)
+            count, worst = count + more, max(worst, off)
+        else:
+            assert isinstance(table, Learned)
+            assert table.weight.shape == theirs.weight.shape
+    return count, worst
+
+
+def rotated(name: str) -> Figures:
+    """Rotated vectors, and the table of a configuration that has one."""
+    config = config_of(name)
+    if name == "esm":
+        from transformers.models.esm.modeling_esm import EsmRotaryEmbedding, apply_rotary_pos_emb
+
+        config.position_embedding_type = "rotary"
+        x, places = torch.randn(1, 3, 40, 12), torch.arange(40)[None] * 50
+        cos, sin = EsmRotaryEmbedding(config)(x, places)
+        theirs, _ = apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=1)
+        return figures(scheme_from_config(config).schedule[0][0].tokens(Positions(places)).rotate_query(x), theirs)
+    from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
+
+    rope = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()
+    x = torch.randn(1, 3, 1 + 15, 20)
+    cos, sin = rope(torch.zeros(1, 3, 3 * config.patch_size, 5 * config.patch_size))
+    theirs, _ = dinov3.apply_rotary_pos_emb(x, x, cos, sin)
+    scheme: Any = scheme_from_config(config).schedule[0][0]
+    return figures(scheme.tokens(scheme.grid(3, 5, prefix=1)).rotate_query(x), theirs)
+
+
+HOW: dict[str, Callable[[str], Figures]] = {
+    **dict.fromkeys(("bloom", "falcon", "gptj", "mpt", "swinv2"), outputs),
+    **dict.fromkeys(("clip_vision_model", "deit", "dinov2", "siglip_vision_model", "vit"), patches),
+    **dict.fromkeys(("dinov3_vit", "esm"), rotated),
+    **dict.fromkeys(("m2m_100", "nllb-moe", "whisper"), sinusoids),
+    "t5": buckets,
+}
+
+
+def compare(name: str) -> Figures:
+    """A family against transformers."""
+    return HOW.get(name, table if name in OTHERS else scores)(name)
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+NAMES = {
+    "AxialRoPE": "axial RoPE",
+    "DividedALiBi": "ALiBi divided by √d, or RoPE",
+    "SwinV2": "cosine scores and a network's bias",
+    "T5": "buckets of distances",
+}
+
+
+def words(said: ModelPositions) -> str:
+    """What the layers of a model do."""
+    found = [] if said.causal else ["an encoder"]
+    if isinstance(said.input, OffsetLearned):
+        found.append("a learned table, of which the first rows are no positions")
+    elif isinstance(said.input, Sinusoidal):
+        found.append("sinusoids of tensor2tensor")
+    elif said.input is not None:
+        found.append("a learned table")
+    schemes = [scheme for scheme, _ in said.schedule]
+    parts = list({id(part): part for scheme in schemes for part in scheme.parts}.values())
+    ropes = [part for part in parts if isinstance(part, RoPE)]
+    found += dict.fromkeys(filter(None, map(_of_part, parts)))
+    found += ["a rotation for each type of layer"] * (len(ropes) > 1) + ["layers without positions"] * (
+        bool(ropes) and len(ropes) < len(parts) and any(isinstance(part, NoPE) for part in parts)
+    )
+    windows = {window for _, window in said.schedule}
+    kinds = {"chunks" if isinstance(w, Chunk) else "windows" for w in windows if w is not None}
+    found += [f"{kind}{' in some layers' if None in windows else ''}" for kind in kinds]
+    for layer in said.layers[:1]:
+        found += ["a scale of its own"] * (layer.scale is not None) + ["a softcap"] * (layer.softcap is not None)
+        found += ["a sink per head"] * layer.sinks + ["windows of patches"] * (layer.patches is not None)
+    found += ["layers without attention"] * any("have no attention" in remark for remark in said.remarks)
+    return ", ".join(each for each in found if each)
+
+
+def _of_part(part: Any) -> str:
+    if isinstance(part, NoPE):
+        return ""
+    if isinstance(part, QueryScale):
+        return "queries scaled by position"
+    if not isinstance(part, RoPE):
+        return NAMES.get(type(part).__name__, type(part).__name__)
+    name = "M-RoPE" if part.allocation is not None else "RoPE"
+    said = [" on neighbouring channels"] * (part.layout == "interleaved")
+    if part.channels.start:
+        said.append(" on the last channels of a head")
+    elif part.rotary_dim < part.head_dim:
+        said.append(" on a share of the channels")
+    return name + ",".join(said)
+
+
+def keys_of(name: str) -> list[str]:
+    """The keys about positions that are read, beside rope_parameters and sizes."""
+    config = config_of(name)
+    keys = Keys(config, "decoder" if config.model_type in TWO_STACKS else None)
+    READERS[config.model_type](keys)
+    common = {"max_position_embeddings", "rope_parameters", "rope_theta", "rope_type", "partial_rotary_factor"}
+    names = {key for key in keys.was_read - common if POSITIONAL.search(key.lower())}
+    return sorted(key for key in names if hasattr(config, key) or hasattr(type(config), key))
+
+
+def described(name: str) -> dict[str, Any]:
+    """A row of the table without its figures."""
+    parts = ("encoder", "decoder") if name == "whisper" else (None,)  # which differ
+    does = "; ".join(words(scheme_from_config(config_of(name), part)) for part in parts)
+    return {"does": does, "keys": keys_of(name)}
+
+
+def written(record: Mapping[str, Any]) -> str:
+    """The table, a row for all families that differ in nothing that it shows."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, row in sorted(record["families"].items()):
+        rows.setdefault((row["does"], ", ".join(f"`{key}`" for key in row["keys"])), []).append(name)
+    lines = []
+    for (does, keys), names in sorted(rows.items(), key=lambda row: row[1]):
+        worst = max(record["families"][name]["worst"] for name in names)
+        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {does} | {keys} | {worst:.0e} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def page(text: str, rows: str) -> str:
+    """The page with its table replaced."""
+    before, after = text.split("| model_type |", 1)
+    return f"{before}{rows}\n{after.split(chr(10) * 2, 1)[1]}"
+
+
+def main() -> None:
+    families = {}
+    for name in sorted(READERS):
+        count, worst = compare(name)
+        families[name] = described(name) | {"compared": count, "worst": float(f"{worst:.1e}")}
+        print(f"{name}: {count} numbers, off by {worst:.1e}", flush=True)
+    record = {"transformers": transformers.__version__, "posenc": posenc.__version__, "families": families}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), written(record)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    main()

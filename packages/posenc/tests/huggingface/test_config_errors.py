@@ -1,0 +1,693 @@
+"""Every key about positions is read and changes what is said, or is an error that names it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+
+from posenc.command.cli import main
+from posenc.huggingface import scheme_from_config
+from posenc.huggingface.families import READERS
+from posenc.huggingface.reading import Keys
+from posenc.rotation.scalings import YaRN
+from posenc.schemes.rope import RoPE
+from posenc_check.pretrained import build_pretrained
+from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, SIZES, YARN
+from tests.huggingface.test_config import also
+from tests.huggingface.tiny import config_of, disagreements
+
+INERT: dict[str, set[str]] = {
+    "bamba": {"layers_block_type"},  # made of attn_layer_indices
+    "distilbert": {"sinusoidal_pos_embds"},  # how the table begins
+    "dots1": {"max_window_layers"},  # layer_types is given
+    "esm": {"rope_theta"},  # its positions are a table
+    "modernbert-decoder": {"local_attention"},  # sliding_window was made of it
+    "qwen2_moe": {"use_sliding_window"},
+    "qwen2_5_vl_text": {"use_sliding_window"},
+    "falcon": {"rope_parameters"},  # beside alibi
+    "hunyuan_v1_dense": {"factor"},  # beside alpha
+    "hunyuan_v1_moe": {"factor"},
+    "gpt2": {"n_head"},  # its scale is 1/sqrt(head_dim), whatever that is
+    "mpt": {
+        "attn_config",  # entry by entry below
+        "d_model",  # a softmax_scale is given
+        "learned_pos_emb",  # transformers has no table, and says by default that there is one
+    },
+    "qwen2": {"use_sliding_window"},  # layer_types was made of it
+    "qwen2_vl_text": {"use_sliding_window"},
+    "qwen3": {"max_window_layers", "use_sliding_window"},  # nothing slides
+    "smollm3": {"use_sliding_window"},
+}
+"""Keys that are read and say nothing, with the reason."""
+
+
+def changed(value: Any) -> Any:
+    """Another value of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return 2 * value or 5
+    if isinstance(value, float):
+        return value * 1.25
+    if isinstance(value, str):
+        return {"default": "linear", "full_attention": "sliding_attention"}.get(value, "default")
+    if isinstance(value, (list, tuple)) and value:
+        other = changed(value[0])
+        return type(value)([other, *value[1:]])
+    return 7
+
+
+def test_every_family_is_tried() -> None:
+    assert {name.split()[0] for name in (*FAMILIES, *ALIKE)} | set(OTHERS) == set(READERS)
+
+
+ALL = [*FAMILIES, *OTHERS, *(also(name) for name in ALIKE if name in READERS)]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_key_that_is_read_changes_what_is_said_or_raises(name: str) -> None:
+    config = config_of(name)
+    keys = Keys(config)
+    before = repr(READERS[config.model_type](keys))
+    for key in sorted(keys.was_read - INERT.get(name, set())):
+        value = getattr(config, key, None)
+        if value is None:
+            continue
+        if isinstance(value, dict):
+            _every_entry(config, key, before)
+            continue
+        assert _says(config, key, changed(value)) != before, key
+
+
+def _says(config: Any, key: str, value: Any) -> str:
+    other = copy.deepcopy(config)
+    setattr(other, key, value)
+    try:
+        return repr(scheme_from_config(other))
+    except ValueError as error:
+        return str(error)
+
+
+def _every_entry(config: Any, key: str, before: str) -> None:
+    """The entries of rope_parameters, one by one, and of the dictionaries in it."""
+    params = getattr(config, key)
+    for name, value in params.items():
+        inner = value if isinstance(value, dict) else {None: value}
+        for entry, one in inner.items():
+            if one is None or entry == "type" or name in INERT.get(config.model_type, ()):
+                continue
+            other = copy.deepcopy(params)
+            if entry is None:
+                other[name] = changed(one)
+            else:
+                other[name][entry] = changed(one)
+            assert _says(config, key, other) != before, (name, entry)
+
+
+LLAMA = {"model_type": "llama", "num_hidden_layers": 2}
+OLMO3 = {"model_type": "olmo3", "num_hidden_layers": 4}
+QWEN3_VL = {"model_type": "qwen3_vl_text"}
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    (LLAMA | {"rope_scalling": {"factor": 2.0}}, "llama has the key 'rope_scalling' = .*, and llama does not read it"),
+    (LLAMA | {"sliding_window": 64}, "llama has the key 'sliding_window' = 64, which is about positions"),
+    (LLAMA | {"alibi": True}, "llama has the key 'alibi' = True"),
+    *(
+        (LLAMA | {key: value}, f"llama has the key '{key}' = .*, which is about positions, and llama does not read it")
+        for key, value in {
+            "nope_layers": [0],
+            "nope_layer_interval": 4,
+            "qk_nope_head_dim": 64,
+            "attention_multiplier": 0.0078125,
+            "attention_in_multiplier": 0.5,
+            "key_multiplier": 0.5,
+            "attn_temp_scale": 0.1,
+            "attention_scale": 0.5,
+            "query_rescale": 8,
+            "use_dynamic_ntk": True,
+            "use_logn_attn": True,
+            "xpos": True,
+            "interpolation_factor": 2.0,
+            "local_attention": 64,
+            "global_attn_every_n_layers": 3,
+            "attention_span": 64,
+            "dilation": 2,
+        }.items()
+    ),
+    (
+        LLAMA | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+        "llama's rope_theta is 500000.0, but transformers' model has 10000.0",
+    ),
+    (
+        LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+        "rope_scaling and rope_parameters must be equal if both are given, got",
+    ),
+    (
+        LLAMA | {"rope_scaling": {"type": "dynamic", "rope_type": "linear", "factor": 2.0}},
+        r"llama's rope_parameters\['type'\] contradicts rope_type 'linear', got 'dynamic'",
+    ),
+    (
+        LLAMA | {"rope_scaling": {"rope_type": "default", "factor": 2.0}},
+        "llama's rope_parameters has the key 'factor' = 2.0, which rope_type 'default' does not read",
+    ),
+    (
+        LLAMA | {"rope_scaling": YARN | {"beta_fsat": 16}},
+        "llama's rope_parameters has the key 'beta_fsat' = 16, which rope_type 'yarn' does not read",
+    ),
+    (
+        LLAMA | {"rope_scaling": YARN | {"mscale": 1.0}},
+        r"llama's rope_parameters\['mscale'\] is only read if both mscale and mscale_all_dim are above 0, got 1.0",
+    ),
+    (
+        LLAMA | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0}},
+        "has the key 'mscale' = 1.0, which rope_type 'yarn' does not read",
+    ),
+    (
+        LLAMA | {"partial_rotary_factor": 0.5},
+        r"llama's rope_parameters\['partial_rotary_factor'\] must be 1, since llama rotates all channels, got 0.5",
+    ),
+    (
+        OLMO3 | {"rope_theta": 1e4},
+        "olmo3's rope_theta is 10000.0, but transformers' model of sliding_attention has 500000.0",
+    ),
+    (
+        OLMO3 | {"rope_parameters": {"full_attention": YARN | {"truncate": False}}},
+        r"olmo3's rope_parameters\['full_attention'\]\['truncate'\] must be true here, since transformers reads it",
+    ),
+    (
+        OLMO3 | {"rope_parameters": {"full_attention": YARN, "rope_theta": 2e4}},
+        "olmo3's rope_parameters must be keyed by full_attention and sliding_attention, got the key 'rope_theta'",
+    ),
+    (
+        {
+            "model_type": "qwen2",
+            "use_sliding_window": True,
+            "max_window_layers": 3,
+            "layer_types": ["full_attention"] * 32,
+        },
+        "qwen2's max_window_layers contradicts the list of layers that stands beside it, got 3",
+    ),
+    (
+        {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 32},
+        "qwen2's sliding_window must be a number of keys, since layer_types has 'sliding_attention', got None",
+    ),
+    (
+        {"model_type": "smollm3", "no_rope_layers": [1] * 36, "no_rope_layer_interval": 3},
+        "smollm3's no_rope_layer_interval contradicts the list of layers that stands beside it, got 3",
+    ),
+    (
+        {"model_type": "mpt", "attn_config": {"alibi": False}},
+        "mpt's attn_config's alibi must be true, since transformers' model always has ALiBi, got False",
+    ),
+    ({"model_type": "mpt", "attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max must be 8, since transformers'"),
+    (
+        {"model_type": "bert", "position_embedding_type": "relative_key"},
+        "bert's position_embedding_type must be 'absolute', which is all that transformers 5 has, got 'relative_key'",
+    ),
+    (
+        QWEN3_VL | {"rope_parameters": {"mrope_section": [24, 20, 20], "mrope_interleaved": False}},
+        r"rope_parameters\['mrope_interleaved'\] must be true, since the model always interleaves, got False",
+    ),
+    (
+        QWEN3_VL | {"rope_parameters": {"mrope_section": [16, 24, 24]}},
+        r"must be the numbers of pairs of time, height and width when interleaved, \[22, 21, 21\], got \[16, 24, 24\]",
+    ),
+    (
+        {"model_type": "qwen2_vl_text", "rope_parameters": {"mrope_section": [16, 24, 23]}},
+        r"must be three numbers that add up to head_dim / 2 = 64, got \[16, 24, 23\]",
+    ),
+    (
+        {"model_type": "gemma2", "use_bidirectional_attention": True},
+        "gemma2's use_bidirectional_attention must be false: only causal attention is read, got True",
+    ),
+    ({"model_type": "llama", "is_causal": False}, "llama's is_causal must be true: only causal .* is read, got False"),
+    (
+        {"model_type": "llava", "text_config": {"model_type": "llama"}, "rope_theta": 5.0},
+        "llava has the key 'rope_theta' = 5.0, which is about positions, outside its text_config, where",
+    ),
+    (
+        {"model_type": "gemma3", "sliding_window": 7},
+        "gemma3 has the key 'sliding_window' = 7, which is about positions, outside its text_config",
+    ),
+    (
+        {"model_type": "blip-2", "text_config": {"model_type": "opt"}, "part": "decoder"},
+        "part must be None for opt, which is one model, got 'decoder'",
+    ),
+    ({"model_type": "rwkv"}, r"model_type must be one of the \d+ in docs/huggingface.md, got 'rwkv'"),
+    ({"model_type": "lama"}, r"got 'lama' \(did you mean 'llama'\?\)"),
+    ({}, "config must have a model_type, got None"),
+    (
+        {"model_type": "llama4", "part": "vision"},
+        r"part must be 'text' for llama4, whose vision part \(llama4_vision_model\) is not read, got 'vision'",
+    ),
+    ({"model_type": "qwen2_vl", "part": "vision"}, r"for qwen2_vl, whose vision part \(qwen2_vl_vision\) is not read"),
+    ({"model_type": "llama", "part": "text"}, "part must be one that llama has, and it has no text_config, got 'text'"),
+    ({"model_type": "llama", "part": "decoder"}, "part must be None for llama, which is one model, got 'decoder'"),
+    ({"model_type": "t5", "part": "both"}, "part must be 'encoder' or 'decoder', got 'both'"),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), REFUSED)
+def test_what_is_unknown_or_contradicts_is_named(config: dict[str, Any], message: str) -> None:
+    given = {key: value for key, value in config.items() if key != "part"}
+    before = copy.deepcopy(given)
+    with pytest.raises(ValueError, match=message):
+        scheme_from_config(given, config.get("part"))
+    assert given == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (7, "config must be a configuration of transformers, its dictionary, or a path to a config.json, got 7"),
+        ("nowhere", "config must be a file or a folder with a config.json, and there is no 'nowhere'"),
+    ],
+)
+def test_what_is_no_configuration_is_named(wrong: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scheme_from_config(wrong)
+
+
+def test_a_path_a_folder_and_an_object_say_the_same(tmp_path: Path) -> None:
+    config = config_of("olmo3")
+    config.save_pretrained(tmp_path)
+    said = repr(scheme_from_config(config))
+    for place in (tmp_path, str(tmp_path), tmp_path / "config.json"):
+        assert repr(scheme_from_config(place)) == said
+    assert repr(scheme_from_config(json.loads((tmp_path / "config.json").read_text()))) == said
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"config must be a JSON object, and '.*config.json' holds \[1\]"):
+        scheme_from_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config must be JSON, and '.*config.json' is not: Expecting"):
+        scheme_from_config(tmp_path)
+
+
+def test_parts_of_models_of_images_and_text() -> None:
+    config = transformers.AutoConfig.for_model("gemma3")
+    said = scheme_from_config(config)
+    assert said.model_type == "gemma3_text"
+    assert {layer.images for layer in said.layers} == {True}
+    assert {layer.images for layer in scheme_from_config(config.text_config).layers} == {False}
+
+
+def test_it_says_what_it_read() -> None:
+    said = scheme_from_config(config_of("gpt_oss"))
+    yarn = "YaRN(factor=4.0, original_length=64, truncate=False)"
+    assert repr(said) == (
+        "gpt_oss: decoder, 4 layers, 4096 positions\n"
+        f"  layers 0, 2: RoPE, base 150, all 20 channels, half layout, {yarn}, window of 4 keys, a sink per head\n"
+        f"  layers 1, 3: RoPE, base 150, all 20 channels, half layout, {yarn}, whole text, a sink per head"
+    )
+
+
+PUBLISHED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "t5", "n_positions": 512}, "n_positions = 512 is not read by the model"),
+    (
+        {"model_type": "bloom", "offset_alibi": 100, "masked_softmax_fusion": True, "attention_softmax_in_fp32": True},
+        "offset_alibi = 100 is not read by the model",
+    ),
+    ({"model_type": "gptj", "rotary": True, "rotary_dim": 64, "scale_attn_weights": True}, "channels 0..63 of 256"),
+    ({"model_type": "modernbert", "position_embedding_type": "absolute", "global_rope_theta": 1.5e5}, "base 150000"),
+    (
+        {"model_type": "smollm3", "max_window_layers": 28, "no_rope_layer_interval": 4, "rope_theta": 5e6},
+        "max_window_layers = 28 is not read by the model",
+    ),
+    (
+        {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "rope_theta": 5e4},
+        "base 50000",
+    ),
+    ({"model_type": "gemma2", "sliding_window": 2048, "sliding_window_size": 2048}, "window of 2048 keys"),
+    (
+        {
+            "model_type": "deepseek_v3",
+            "rope_theta": 10_000,
+            "max_position_embeddings": 163_840,
+            "rope_scaling": {
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 40,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "original_max_position_embeddings": 4096,
+                "type": "yarn",
+            },
+        },
+        "scale 0.135234",  # 192^-0.5 (0.1 ln 40 + 1)^2
+    ),
+    (
+        {"model_type": "qwen2_vl", "rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+        "pairs by axis 16 time, 24 row, 24 column",
+    ),
+    (
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "sliding_window": 1024}},
+        "gemma3_text: decoder",
+    ),
+    (
+        {
+            "model_type": "hunyuan_v1_dense",
+            "head_dim": 128,
+            "rope_scaling": {
+                "alpha": 1000.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "type": "dynamic",
+            },
+        },
+        "NTKAware(factor=1000.0)",
+    ),
+    ({"model_type": "phi3", "interpolate_factor": 1}, "phi3: decoder"),
+    ({"model_type": "minimax_m2", "rotary_dim": 64, "head_dim": 128}, "channels 0..63 of 128"),
+    (
+        {"model_type": "qwen3_moe", "max_window_layers": 48, "sliding_window": None, "use_sliding_window": False},
+        "whole",
+    ),
+    (
+        {"model_type": "lfm2", "theta": 1e6, "rope_theta": 1e6, "full_attn_idxs": [2, 5]},
+        "layers 0, 1: RoPE, base 1000000",
+    ),
+    (
+        {"model_type": "gemma3n", "text_config": {"rope_theta": 1e6, "rope_local_base_freq": 1e4}},
+        "RoPE, base 1000000, all 256 channels",
+    ),
+    ({"model_type": "modernbert-decoder", "global_rope_theta": 1.5e5, "local_rope_theta": 1e4}, "base 150000"),
+    (
+        {
+            "model_type": "exaone4",
+            "sliding_window_pattern": "LLLG",
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+        },
+        "layers 3, 7, 11, 15, 19, 23, 27, 31: NoPE, whole text",
+    ),
+    ({"model_type": "llama", "max_sequence_length": 16384}, "2048 positions"),
+    ({"model_type": "llama", "rope_scaling": YARN | {"finetuned": True}}, "YaRN(factor=4.0, original_length=64)"),
+]
+
+
+NEUTRAL = {
+    "attention_bias": True,
+    "attention_dropout": 0.1,
+    "attention_k_eq_v": True,
+    "attn_pdrop": 0.1,
+    "embedding_multiplier": 12.0,
+    "initial_context_length": 4096,
+    "key_bias": True,
+    "layerscale_value": 0.5,
+    "lm_head_multiplier": 0.5,
+    "logit_scale": 0.0625,
+    "logits_scaling": 8.0,
+    "mlp_multipliers": [0.5, 0.5],
+    "query_bias": True,
+    "residual_multiplier": 0.22,
+    "routed_scaling_factor": 2.5,
+    "scale_depth": 1.4,
+    "use_qk_norm": True,
+}
+"""Keys whose names are like those of positions, and that have nothing to do with them."""
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_keys_of_other_things_are_no_error(name: str) -> None:
+    """Beside all that a configuration of the family has when it is published."""
+    config = config_of(name)
+    said = repr(scheme_from_config(config))
+    for key, value in NEUTRAL.items():
+        if key not in vars(config):
+            setattr(config, key, value)
+    assert repr(scheme_from_config(config)) == said
+
+
+@pytest.mark.parametrize(("config", "words"), PUBLISHED)
+def test_keys_of_published_configurations_are_no_error(config: dict[str, Any], words: str) -> None:
+    given = {key: value for key, value in config.items() if key != "part"}
+    assert words in repr(scheme_from_config(given, config.get("part")))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "gptj", "rotary": False, "rotary_dim": 64}, None),
+        (
+            {"model_type": "gptj", "scale_attn_weights": 2},
+            "gptj's scale_attn_weights must be true, since transformers'",
+        ),
+        ({"model_type": "cohere2", "rotary_pct": 0.5}, "cohere2's rotary_pct must be 1, since cohere2 rotates all"),
+        (
+            {"model_type": "gemma2", "sliding_window_size": 9},
+            "gemma2's sliding_window_size contradicts sliding_window 4096",
+        ),
+    ],
+)
+def test_the_same_keys_with_other_values_are(config: dict[str, Any], message: str | None) -> None:
+    with pytest.raises(ValueError, match=message or "gptj's rotary must be true, since transformers' model"):
+        scheme_from_config(config)
+
+
+# -- by name, and families that are not in the table ------------------------------------------------------------------
+
+
+def test_a_key_is_ignored_by_name() -> None:
+    config = LLAMA | {"use_dynamic_ntk": True, "rope_scaling": YARN | {"note": 1}}
+    with pytest.raises(ValueError, match=r"'use_dynamic_ntk' = True, .* pass ignore=\('use_dynamic_ntk',\)"):
+        scheme_from_config(config, ignore=["note"])
+    with pytest.raises(
+        ValueError, match=r"'note' = 1, which rope_type 'yarn' does not read: .* pass ignore=\('note',\)"
+    ):
+        scheme_from_config(config, ignore=["use_dynamic_ntk"])
+    said = scheme_from_config(config, ignore=("note", "use_dynamic_ntk"))
+    assert repr(said) == repr(scheme_from_config(LLAMA | {"rope_scaling": YARN}))
+    with pytest.raises(ValueError, match="ignore must be a list of names of keys, got 'note'"):
+        scheme_from_config(config, ignore="note")
+    outer = {"model_type": "llava", "text_config": {"model_type": "llama"}, "rope_theta": 5.0}
+    assert scheme_from_config(outer, ignore=["rope_theta"]).causal
+
+
+class OwnConfig(transformers.PretrainedConfig):
+    """The configuration of a model that transformers does not know."""
+
+    model_type = "own_decoder"
+
+
+def test_an_unknown_decoder_that_rotates_is_read_like_llama_and_says_so() -> None:
+    sizes = {"hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    config = OwnConfig(**sizes, rope_parameters={"rope_type": "default", "rope_theta": 3e4})
+    remark = (
+        "own_decoder was never compared with transformers, and is read like llama: a decoder whose layers all rotate"
+    )
+    with pytest.warns(UserWarning, match=remark) as warned:
+        said = scheme_from_config(config)
+    assert warned[0].filename == __file__
+    assert remark in said.remarks[0]
+    assert "layers 0, 1: RoPE, base 30000, all 12 channels, half layout, whole text" in repr(said)
+    config.sliding_window = 5
+    with pytest.raises(ValueError, match="got 'own_decoder', which has 'sliding_window', so it is not read like llama"):
+        scheme_from_config(config)
+    for other in (OwnConfig(**sizes), transformers.NanoChatConfig(), transformers.DiaEncoderConfig()):
+        with pytest.raises(ValueError, match=f"in docs/huggingface.md, got '{other.model_type}'"):
+            scheme_from_config(other)
+
+
+YARN_WITHOUT = {name: value for name, value in YARN.items() if name != "factor"}
+
+
+def nested(times: int) -> dict[str, Any]:
+    """A dictionary in dictionaries."""
+    found: dict[str, Any] = {}
+    for _ in range(times):
+        found = {"by_name": found}
+    return found
+
+
+MALFORMED: list[tuple[dict[str, Any], str]] = [
+    (LLAMA | {"rope_parameters": YARN_WITHOUT}, "accepts for llama, and it raises KeyError: .* required keys .*factor"),
+    (LLAMA | {"rope_scaling": "yarn"}, "config must be one that transformers accepts for llama, and it raises"),
+    (LLAMA | {"num_attention_heads": 0}, "accepts for llama, and it raises ZeroDivisionError"),
+    (LLAMA | {"num_hidden_layers": "2"}, "accepts for llama, and it raises StrictDataclassFieldValidationError"),
+    (LLAMA | {"num_hidden_layers": 0}, "llama's num_hidden_layers must be a whole number of at least 1, got 0"),
+    (LLAMA | {"hidden_size": -4096}, "must be a whole number of at least 1, got -"),
+    (
+        LLAMA | {"rope_theta": -1.0},
+        r"llama's rope_parameters\['rope_theta'\] must be a finite number above 0, got -1.0",
+    ),
+    (
+        LLAMA | {"rope_scaling": {"rope_type": ["yarn"]}},
+        r"rope_parameters\['rope_type'\] must be a string, got \['yarn'\]",
+    ),
+    (
+        LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": "2"}},
+        r"rope_parameters\['factor'\] must be a finite number above 0, got '2'",
+    ),
+    (
+        LLAMA | {"rope_scaling": YARN | {"truncate": "no"}},
+        r"llama's rope_parameters\['truncate'\] must be true or false, got 'no'",
+    ),
+    (
+        {"model_type": "qwen2_vl_text", "rope_parameters": {"mrope_section": 3}},
+        r"\['mrope_section'\] must be three numbers that add up to head_dim / 2 = 64, got 3",
+    ),
+    (
+        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": -1, "layer_types": ["full_attention"]},
+        "qwen2's layer_types must have 32 entries like num_hidden_layers|accepts for qwen2",
+    ),
+    ({"model_type": "swinv2", "depths": [2, 2]}, "swinv2's depths must have as many entries as num_heads"),
+    (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096, got 1000000000"),
+    ({"model_type": "gemma3", "text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers must be at most 4096"),
+    (LLAMA | {"head_dim": 2**30}, "head_dim must be at most 1048576, got 1073741824"),
+    (LLAMA | {"num_labels": 10**9}, "num_labels must be at most 1048576, got 1000000000"),
+    (LLAMA | {"layer_types": ["full_attention"] * (2**20 + 1)}, "layer_types must have at most 1048576 entries, got"),
+    (LLAMA | {"posenc_patch": nested(3000)}, "by_name must be nested at most 32 deep, got more"),
+    (
+        {"model_type": "gpt2", "n_positions": 2**29},
+        "the positions of gpt2 must have at most 2147483648 learned numbers, got 412316860416",
+    ),
+    (
+        {"model_type": "swinv2", "depths": [4096] * 2, "num_heads": [3, 6], "pretrained_window_sizes": [0, 0]},
+        "swinv2's layers must be at most 4096, got 8192",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "message"), MALFORMED)
+def test_what_is_malformed_is_named(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        scheme_from_config(config)
+    assert type(raised.value) is ValueError
+
+
+# -- at random --------------------------------------------------------------------------------------------------------
+
+VALUES = [0, -1, 1, 3, 2.5, 0.0, float("nan"), float("inf"), True, False, None, "yarn", "", [], [1], [0, "x"], {}]
+VALUES += [{"rope_type": "yarn"}, {"a": 1}, 10**6, 10**9]
+KINDS = [
+    "default",
+    "linear",
+    "dynamic",
+    "yarn",
+    "llama3",
+    "longrope",
+    "proportional",
+    "mrope",
+    "axial",
+    "nope",
+    None,
+    3,
+]
+ENTRIES = [
+    "rope_theta",
+    "factor",
+    "original_max_position_embeddings",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "type",
+    "alpha",
+]
+ENTRIES += ["mscale_all_dim", "truncate", "attention_factor", "short_factor", "long_factor", "low_freq_factor"]
+ENTRIES += ["high_freq_factor", "partial_rotary_factor", "mrope_section", "llama_4_scaling_beta"]
+
+
+def spoil(draw: random.Random, given: dict[str, Any]) -> None:
+    """Other values for a key, for rope_parameters, or for an entry of them."""
+    where = draw.choice(["rope_parameters", "rope_scaling"])
+    params = given.get("rope_parameters")
+    way = draw.randrange(4)
+    if way == 0:
+        given[draw.choice(sorted(given))] = copy.deepcopy(draw.choice(VALUES))
+    elif way == 1:
+        given[where] = copy.deepcopy(draw.choice(VALUES))
+    elif way == 2 or not isinstance(params, dict) or not params:
+        entries = draw.sample(ENTRIES, draw.randrange(5))
+        given[where] = {name: copy.deepcopy(draw.choice(VALUES)) for name in entries} | {
+            "rope_type": draw.choice(KINDS)
+        }
+        if draw.random() < 0.2:
+            given[where] = {"full_attention": given[where], "sliding_attention": draw.choice([None, 3, {}])}
+    else:
+        entry = draw.choice(sorted(params))
+        inner = params[entry] if isinstance(params[entry], dict) and params[entry] else params
+        inner[draw.choice(sorted(inner))] = copy.deepcopy(draw.choice(VALUES))
+
+
+@pytest.mark.parametrize("examples", [40, pytest.param(400, marks=pytest.mark.more)])
+def test_only_value_errors_come_out(examples: int) -> None:
+    draw = random.Random(examples)
+    rows = [*FAMILIES, *ALIKE, *OTHERS]
+    read = 0
+    for _ in range(examples):
+        row = draw.choice(rows)
+        given: Any = copy.deepcopy(OTHERS[row] if row in OTHERS else SIZES | (FAMILIES | ALIKE)[row])
+        spoil(draw, given)
+        config = given | {"model_type": row.split()[0]}
+        if draw.random() < 0.4 and row != "gemma4_text":  # an object, whose values transformers did not check
+            config = config_of(row)
+            vars(config).update(given)
+        raised: type[Exception] | None = None
+        try:
+            repr(scheme_from_config(config))
+        except Exception as error:
+            raised = type(error)
+        assert raised in (None, ValueError), (row, given)
+        read += raised is None
+    assert 0 < read < examples / 2
+
+
+# -- YaRN as transformers reads it ------------------------------------------------------------------------------------
+
+
+def test_truncate_null_is_false_as_in_transformers() -> None:
+    config = config_of("llama", rope_parameters=YARN | {"truncate": None})
+    said = scheme_from_config(config)
+    rope: Any = said.schedule[0][0]
+    assert rope.scaling == YaRN(4.0, 64, truncate=False)
+    assert disagreements(config, said) == []
+    nested = {"sliding_attention": YARN | {"truncate": None}, "full_attention": YARN}
+    config = config_of("olmo3", rope_parameters=nested)  # transformers reads it only outside of these
+    assert disagreements(config, scheme_from_config(config)) == []
+
+
+def test_a_ramp_that_transformers_turns_round_is_refused() -> None:
+    config = config_of("llama", rope_parameters=YARN | {"factor": 2.0, "original_max_position_embeddings": 2})
+    message = (
+        r"must let YaRN's ramp begin before it ends, got 2: it begins at pair 0 and ends at pair -\d, and transform"
+    )
+    with pytest.raises(ValueError, match=message):
+        scheme_from_config(config)
+    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq
+    ours, _ = YaRN(2.0, 2)(RoPE(20, 20_000.0).frequencies()[0].flatten())
+    assert not torch.allclose(theirs.double(), ours, rtol=1e-3)
+    same = config_of("llama", rope_parameters=YARN | {"original_max_position_embeddings": 4})
+    assert disagreements(same, scheme_from_config(same)) == []
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["check", "extend"])
+def test_a_command_ends_without_a_traceback(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 0}')
+    assert main([command, f"hf:{tmp_path}" if command == "check" else str(tmp_path)]) == 2
+    assert "ZeroDivisionError: integer division or modulo by zero" in capsys.readouterr().err
+
+
+class Own:
+    """An object that torch.load does not read safely."""
+
+
+def test_pickled_weights_are_named(tmp_path: Path) -> None:
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).config.save_pretrained(tmp_path)
+    torch.save({"model.norm.weight": Own()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"could not be loaded: its weights are pickled .* safetensors"):
+        build_pretrained(str(tmp_path), "LlamaForCausalLM")

@@ -1,0 +1,278 @@
+"""A patched model is saved, loaded, copied and pickled, and never runs without the positions that it was given."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+from torch import Tensor
+
+import posenc
+from posenc.huggingface import adapt, from_pretrained, patch, scheme_from_config
+from posenc.huggingface.adapters import is_adapted
+from posenc_check.pretrained import pretrained
+from tests.huggingface.test_attention import IDS, TERMS, built, output
+from tests.huggingface.test_patching import same, state
+from tests.huggingface.tiny import config_of
+from tests.rounding import of_sums
+from tests.rows import with_more
+
+
+def le_rope() -> posenc.LeRoPE:
+    return posenc.LeRoPE(12, layout="half")
+
+
+PUT: dict[str, tuple[str, Callable[[], Any], int]] = {  # and how many tensors it learns
+    "scaling": ("llama", lambda: posenc.YaRN(4.0, 16), 0),
+    "of one type": ("gemma3", lambda: {"full_attention": posenc.YaRN(4.0, 16, mscale=1.0, mscale_all_dim=1.0)}, 0),
+    "windows": (
+        "llama",
+        lambda: posenc.Schedule([(posenc.RoPE(12, 500.0), 4), (ALiBi() + posenc.NoPE(), (6, None))]),
+        0,
+    ),
+    "a function": ("llama", lambda: lambda theta: (theta / 2, 1.0), 0),
+    "shared": ("llama", lambda: posenc.Shaw(12, 8), 2),
+    "in one layer": ("llama", lambda: posenc.Schedule([(posenc.NoPE(), None), (posenc.KERPLE(4), None)]), 2),
+    "in each layer": ("llama", lambda: posenc.Schedule([(le_rope(), None), (le_rope(), 4)]), 2),
+    "a table": ("gpt2", lambda: posenc.Learned(64, 48) + posenc.T5(4), 2),
+    "bert": ("bert", lambda: posenc.T5(4, bidirectional=True), 1),
+    "bloom": ("bloom", lambda: posenc.Shaw(12, 8), 2),
+}
+
+
+class ALiBi(posenc.ALiBi):
+    """A scheme of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+
+
+FEW = ("of one type", "windows", "a table")
+
+
+def saved(name: str, place: Path, **how: Any) -> tuple[Any, Tensor, Tensor]:
+    """A model, what it gives, and what it gives patched, as it is saved then; what is learned is not as it was made."""
+    family, make, _ = PUT[name]
+    model, what = built(family), make()
+    plain = output(model, input_ids=IDS)
+    with patch(model, what):
+        for number, parameter in enumerate(what.parameters() if isinstance(what, torch.nn.Module) else ()):
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
+        out = output(model, input_ids=IDS)
+        model.save_pretrained(place, **how)
+    assert float((out - plain).abs().max()) > 1e-3
+    return model, plain, out
+
+
+@pytest.mark.parametrize("name", with_more(FEW, [name for name in PUT if name not in FEW]))
+def test_a_patched_model_is_loaded_as_it_was_saved(name: str, tmp_path: Path) -> None:
+    (model, plain, out), (family, make, learned) = saved(name, tmp_path), PUT[name]
+    again = from_pretrained(tmp_path, make())
+    assert type(again) is type(model)
+    assert torch.equal(output(again, input_ids=IDS), out)
+    again.save_pretrained(tmp_path / "again")
+    assert torch.equal(output(from_pretrained(tmp_path / "again", make()), input_ids=IDS), out)
+
+    kind = type(model)
+    with pytest.raises(ValueError, match=r"posenc.huggingface.patch had put .*: posenc.huggingface.from_pretrained\("):
+        kind.from_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="patch had put .* and this one is without it"):
+        other = kind.from_pretrained(tmp_path, attn_implementation="eager", output_loading_info=True)
+    unexpected = other[1]["unexpected_keys"]
+    assert all(".posenc_plan.scheme." in key or ".wpe.scheme." in key for key in unexpected)
+    assert len(unexpected) == learned
+    if family != "bloom":  # its eager attention rounds otherwise than posenc's
+        other[0].set_attn_implementation("sdpa")
+    assert torch.equal(output(other[0], input_ids=IDS), plain)
+
+
+def test_shards_and_a_dtype_of_ones_own(tmp_path: Path) -> None:
+    _, _, out = saved("in each layer", tmp_path, max_shard_size="20KB")
+    what = PUT["in each layer"][1]
+    assert torch.equal(output(from_pretrained(tmp_path, what()), input_ids=IDS), out)
+    half = from_pretrained(tmp_path, what(), dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+
+
+def test_what_was_not_saved_so_is_refused_by_name(tmp_path: Path) -> None:
+    built("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"must have 'posenc_patch', .* and has none: load it by transformers'"):
+        from_pretrained(tmp_path, posenc.Shaw(12, 8))
+    saved("shared", tmp_path)
+    was = r"what must be that which was patched into .*, Shaw\(12, 8, num_heads=None\), got"
+    for other in (posenc.Shaw(12, 16), posenc.YaRN(4.0, 16), {}):
+        with pytest.raises(ValueError, match=f"{was} {re.escape(repr(other))}$"):
+            from_pretrained(tmp_path, other)
+    config = tmp_path / "config.json"
+    text = config.read_text()
+    for put, message in (
+        (posenc.Shaw(12, 16), r"key_table of .* must be of shape \(33, 12\) by what, got \(17, 12\)"),
+        (posenc.Shaw(12, 8, values=False), r"value_table of .* must not be there by what, got \(17, 12\)"),
+        (posenc.NoPE(), r"_table of .* must not be there by what"),
+    ):
+        config.write_text(json.dumps(json.loads(text) | {"posenc_patch": " ".join(repr(put).split())}))
+        with pytest.raises(ValueError, match=message):
+            from_pretrained(tmp_path, put)
+    config.write_text(json.dumps(json.loads(text) | {"architectures": ["Mine"]}))
+    with pytest.raises(ValueError, match=r"kind must be given for .* names none .*, got architectures \['Mine'\]"):
+        from_pretrained(tmp_path, posenc.Shaw(12, 8))
+    saved("scaling", tmp_path)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"posenc_patch": repr(posenc.Shaw(12, 8))}))
+    with pytest.raises(ValueError, match=r"must have the parameters of the schemes, and lacks model.*scheme.key_table"):
+        from_pretrained(tmp_path, posenc.Shaw(12, 8))
+
+
+def test_the_checks_refuse_it_since_it_would_be_without_the_patch(tmp_path: Path) -> None:
+    saved("scaling", tmp_path)
+    with pytest.raises(
+        ValueError, match=r"must be a decoder or an encoder in floating numbers, got one that is patched"
+    ):
+        pretrained(str(tmp_path))
+
+
+@pytest.mark.more
+def test_transformers_alone_refuses_it_and_names_what_loads_it(tmp_path: Path) -> None:
+    saved("scaling", tmp_path)
+    code = f"from transformers import LlamaForCausalLM as model; model.from_pretrained({str(tmp_path)!r})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert 'attn_implementation="posenc.huggingface.from_pretrained"` is not supported' in found.stderr
+
+
+def test_a_configuration_says_what_was_put_in_until_undo() -> None:
+    config = built("llama").config
+    first, second = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
+    before = config.to_dict()
+    one = patch(first, posenc.YaRN(4.0, 16))
+    assert config.posenc_patch.startswith("YaRN(factor=4.0, original_length=16")
+    assert "in the model itself, which was patched: posenc_patch = YaRN(" in str(scheme_from_config(config))
+    two = patch(second, posenc.YaRN(2.0, 16))
+    one.undo()
+    assert config.posenc_patch.startswith("YaRN(factor=2.0")  # that of the second
+    two.undo()
+    assert config.to_dict() == before
+    with (
+        patch(first, posenc.YaRN(4.0, 16)),
+        pytest.warns(UserWarning, match="patch had put .* and this one is without it"),
+    ):
+        transformers.LlamaModel(config)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_learned_table_that_is_not_used_keeps_its_name(assign: bool) -> None:
+    model, other = built("gpt2"), built("gpt2")
+    with torch.no_grad():
+        other.transformer.wpe.weight.mul_(2.0)
+    with patch(model, posenc.ALiBi(4)):
+        assert model.state_dict().keys() == other.state_dict().keys()
+        model.load_state_dict(other.state_dict(), assign=assign)
+    assert torch.equal(output(model, input_ids=IDS), output(other, input_ids=IDS))
+
+
+OTHERS = {
+    "rotation": ("llama", posenc.ALiBi(4)),
+    "scaling by length": ("llama", posenc.DynamicNTK(2.0, 4)),
+    "table": ("gpt2", posenc.ALiBi(4)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_attention_in_a_patched_model_is_refused(name: str) -> None:
+    family, what = OTHERS[name]
+    model = built(family)
+    with patch(model, what):
+        out = output(model, input_ids=IDS)
+        model.set_attn_implementation("eager")
+        with pytest.raises(ValueError, match=r"attn_implementation must be 'posenc' while .* patched, got 'eager'"):
+            output(model, input_ids=IDS)
+        model.set_attn_implementation("posenc")
+        assert torch.equal(output(model, input_ids=IDS), out)
+
+
+def test_a_scaling_runs_under_any_attention() -> None:
+    model = built("llama")
+    with patch(model, posenc.YaRN(4.0, 4)):
+        out = output(model, input_ids=IDS)
+        model.set_attn_implementation("eager")
+        torch.testing.assert_close(output(model, input_ids=IDS), out, rtol=0, atol=of_sums(torch.float32, TERMS, out))
+
+
+def test_models_of_one_configuration_do_not_undo_one_another_silently() -> None:
+    config = built("llama").config
+    first, second = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
+    undone, patched = patch(first, posenc.ALiBi(4)), patch(second, posenc.ALiBi(4))
+    out = output(second, input_ids=IDS)
+    undone.undo()
+    with pytest.raises(ValueError, match=r"attn_implementation must be 'posenc' while .* got 'sdpa'"):
+        output(second, input_ids=IDS)
+    second.set_attn_implementation("posenc")
+    assert torch.equal(output(second, input_ids=IDS), out)
+    patched.undo()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt"])
+def test_weights_that_a_model_would_keep_by_itself_are_refused(family: str) -> None:
+    model = built(family) if family == "gpt2" else opt()
+    model.set_attn_implementation("posenc")
+    output(model, input_ids=IDS, output_hidden_states=True)
+    with pytest.raises(ValueError, match=r"output_attentions is not supported .* set attn_implementation='eager'"):
+        model(input_ids=IDS, output_attentions=True)
+
+
+def opt() -> Any:
+    sizes = {"hidden_size": 48, "word_embed_proj_dim": 48, "ffn_dim": 24, "num_hidden_layers": 1}
+    return transformers.OPTForCausalLM(transformers.OPTConfig(vocab_size=64, num_attention_heads=4, **sizes)).eval()
+
+
+@pytest.mark.parametrize("family", ["bloom", "gptj", "llama"])
+def test_a_patched_model_is_pickled(family: str) -> None:
+    model = built(family)
+    with adapt(model) if family != "llama" else patch(model, posenc.ALiBi(4)):
+        out = output(model, input_ids=IDS)
+        for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+            assert torch.equal(output(other, input_ids=IDS), out)
+            assert [type(m).__name__ for m in other.modules()] == [type(m).__name__ for m in model.modules()]
+
+
+def small(family: str) -> Any:
+    if family == "swinv2":
+        config: Any = transformers.Swinv2Config(image_size=16, patch_size=2, embed_dim=12, depths=[1], num_heads=[2])
+    else:
+        config = config_of("ministral3")
+    return transformers.AutoModel.from_config(config).eval()
+
+
+@pytest.mark.parametrize("family", ["ministral3", "swinv2"])
+def test_an_attention_may_have_a_class_that_is_derived_from_its_own(family: str) -> None:
+    """As fully_shard and parametrizations derive one of a module that is there."""
+    model = small(family)
+    inputs = {"pixel_values": torch.ones(1, 3, 16, 16)} if family == "swinv2" else {"input_ids": IDS}
+    before = state(model)
+    patched = adapt(model) if family == "swinv2" else patch(model, posenc.NoPE())
+    out = output(model, **inputs)
+    layer = next(module for module in model.modules() if is_adapted(module))
+    kind = type(layer)
+    layer.__class__ = type(f"FSDP{kind.__name__}", (kind,), {})
+    assert torch.equal(output(model, **inputs), out)
+    other = copy.deepcopy(model)
+    assert torch.equal(output(other, **inputs), out)
+    assert type(layer) in map(type, other.modules())
+    assert is_adapted(layer)
+    with pytest.raises(ValueError, match=rf"{kind.__name__} was made FSDP{kind.__name__} since .* remove it, then"):
+        patched.undo()
+    assert torch.equal(output(model, **inputs), out)
+    layer.__class__ = kind
+    patched.undo()
+    assert same(state(model), before)

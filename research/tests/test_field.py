@@ -1,0 +1,182 @@
+"""The field report: nothing is left out of it, every mistake has a short script, and a finding counts where its own
+script repeats it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from field.faults import FAULTS, SCRIPTS, anchor, put
+from field.kinds import WRONG, Note
+from field.notes import NOTES
+from field.page import FILES, PAGE, about, write
+from field.report import ROOT, confirmed, save_scripts
+from field.scripts import Outcome, run
+
+FOUND = 'print("expected: 1")\nprint("came:     2, off by 1")\nraise SystemExit(1)\n'
+
+
+def test_every_file_of_subjects_is_run() -> None:
+    assert set(FILES) == {path.stem for path in (ROOT / "field" / "subjects").glob("of_*.py")}
+
+
+def test_every_package_is_pinned() -> None:
+    lines = (ROOT / "field" / "requirements.txt").read_text().splitlines()
+    pinned = {line.partition("==")[0] for line in lines if "==" in line}
+    assert {*FILES.values()} - {"torch"} <= pinned
+
+
+@pytest.mark.parametrize("note", NOTES, ids=lambda note: note.title)
+def test_notes_are_about_subjects_that_are_there(note: Note) -> None:
+    files = [file for file in FILES if file.startswith(note.file)]
+    text = "".join((ROOT / "field" / "subjects" / f"{file}.py").read_text() for file in files)
+    assert files
+    assert all(f"\n{name} = " in text for name in note.names)
+
+
+@pytest.mark.parametrize(
+    ("script", "came", "expected"),
+    [
+        (FOUND, "2, off by 1", True),
+        (FOUND, "3, off by 2", False),
+        (FOUND.replace("SystemExit(1)", "SystemExit(0)"), "2, off by 1", False),
+        ("import posenc\n" + FOUND, "2, off by 1", False),
+        ("raise ValueError\n", "2, off by 1", False),
+    ],
+    ids=["repeated", "something else", "nothing found", "needs posenc", "fails"],
+)
+def test_a_finding_counts_if_its_script_repeats_it_without_posenc(script: str, came: str, expected: bool) -> None:
+    assert confirmed(script, came) is expected
+
+
+def _record(**finding: Any) -> dict[str, Any]:
+    trial = {"name": "slopes", "status": "finding", "finding": {"script": FOUND, **finding}}
+    results = [{"number": 19, "name": "bounds", "status": "finding", "reason": "", "trials": [trial]}]
+    return {"file": "of_attn_gym", "name": "alibi", "title": "generate_alibi_bias", "results": results}
+
+
+def test_the_page_tells_what_is_confirmed_from_what_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("field.page.PAGE", tmp_path / "page.md")
+    sure = _record(expected="an error", came="an answer", input="heads=3", batch={}, confirmed=True)
+    unsure = _record(expected="an error", came="who knows", input="heads=5", batch={}, confirmed=False)
+    write([sure, unsure, {"file": "of_equinox", "title": "of_equinox", "failed": "No module named 'jax'"}])
+    findings, _, rest = (tmp_path / "page.md").read_text().partition("## Not confirmed")
+    assert findings.count("| **✗** |") == findings.count("| ? |") == 1
+    assert "`an answer`" in findings
+    assert "attention-gym: ALiBi slopes" in findings
+    assert "who knows" not in findings
+    assert "who knows" in rest
+    assert "No module named 'jax'" in rest
+    assert "--checks 19`, or [attn-gym-alibi-slopes.py](reproductions/attn-gym-alibi-slopes.py)\n" in findings
+    assert "--checks 19`\n" in rest  # what is not confirmed has no script
+
+
+def test_the_first_note_that_fits_is_taken() -> None:
+    finding = {"record": {"file": "of_torchtune", "name": "rotary"}, "number": 19, "trial": "positions past the end"}
+    fitting = [note.title for note in NOTES if about(note, finding)]
+    assert fitting[0] == "torchtune: position -1 is answered"
+    assert len(fitting) > 1
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [
+        (FOUND, Outcome(True, "1", "2, off by 1")),
+        (FOUND.replace("SystemExit(1)", "SystemExit(0)"), Outcome(False, "1", "2, off by 1")),
+        ("raise ValueError('no')\n", Outcome(None, "", "", "ValueError: no")),
+        (FOUND.replace("SystemExit(1)", "SystemExit(3)"), Outcome(None, "", "", "it says nothing")),
+    ],
+    ids=["there", "gone", "fails", "another status"],
+)
+def test_a_script_says_if_the_fault_is_there(script: str, outcome: Outcome, tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    assert run(path) == outcome
+
+
+def test_the_section_of_faults_takes_the_place_of_the_one_before() -> None:
+    there, gone, unknown, *_ = FAULTS
+    page = "# Title\n\n## Findings\n\n## Not run\n\n- one\n"
+    first = put(page, {there.script: Outcome(True, "the expected", "what came")})
+    second = put(first, {gone.script: Outcome(False, "1", "1"), unknown.script: Outcome(None, "", "", "no such file")})
+    assert f"### {there.title}\n" in first
+    assert "- expected: the expected\n- came: what came\n" in first
+    assert there.title not in second
+    assert re.search(rf"\nGone in transformers .*:\n\n- {gone.title}, \[{gone.script}\]", second)
+    link = f"[{unknown.script}](reproductions/{unknown.script})"
+    assert f"\nNot run:\n\n- {unknown.title}, {link}: no such file\n" in second
+    assert "### " not in second
+    assert all(text.startswith("# Title\n\n## Findings\n\n") for text in (first, second))
+    assert all(text.endswith("\n\n## Not run\n\n- one\n") for text in (first, second))
+
+
+def test_what_a_check_finds_too_has_one_section_and_counts_once() -> None:
+    known, other, *_ = FAULTS
+    table = "| subject | 1 |\n|---|:-:|\n| **one 1.0** | |\n| a | **✗** |\n| b | ✓ |\n\n"
+    page = f"In all: \n\n{table}## Findings\n\n### {known.title}\n\n**Mistake**, one 1.0. So.\n\n## Not run\n\n- one\n"
+    outcomes = {fault.script: Outcome(True, "1", "2") for fault in (known, other)}
+    whole = put(page, outcomes)
+    assert whole.startswith(
+        "In all: 2 subjects of 1 packages; 2 mistakes, 0 limitations, 0 by design, 0 housekeeping. The checks found 1 "
+        "of the mistakes, in 1 of the packages; reading the code and running the models of these packages found 1 "
+        "more.\n"
+    )
+    assert re.findall("^### (.*)$", whole, re.MULTILINE) == [known.title, other.title]
+    assert put(whole, outcomes) == whole
+
+
+def test_a_finding_whose_script_does_not_show_it_is_named() -> None:
+    shown, gone, unknown, *_ = [note for note in NOTES if note.script]
+    sections = "".join(f"### {note.title}\n\n" for note in (shown, gone, unknown))
+    outcomes = {shown.script: Outcome(True, "1", "2"), gone.script: Outcome(False, "1", "the same")}
+    outcomes[unknown.script] = Outcome(None, "", "", "no such file")
+    section = put(f"## Findings\n\n{sections}## Not run\n", outcomes).partition("do not show them:\n")[2]
+    assert shown.script not in section
+    assert f"[{gone.script}](reproductions/{gone.script}): the same\n" in section
+    assert f"[{unknown.script}](reproductions/{unknown.script}): no such file\n" in section
+
+
+def test_scripts_of_findings_are_written_by_subject_in_place_of_those_before(tmp_path: Path) -> None:
+    record = _record()
+    folder = tmp_path / "scripts"
+    for file in ("19-heads.py", "19-slopes.py"):
+        save_scripts([{"file": file, "script": FOUND, "record": record}], folder)
+    path = folder / "of_attn_gym" / "alibi" / "19-slopes.py"
+    assert {one: one.read_text() for one in folder.rglob("*.py")} == {path: FOUND}
+
+
+@pytest.mark.parametrize("note", [note for note in NOTES if note.kind == WRONG], ids=lambda note: note.title)
+def test_every_mistake_that_a_check_finds_has_a_script(note: Note) -> None:
+    assert (SCRIPTS / note.script).is_file(), note.script
+
+
+def test_every_script_is_of_an_entry_and_every_entry_of_the_page_links_to_its_own() -> None:
+    names = {path.name for path in SCRIPTS.iterdir()}
+    assert names == {entry.script for entry in (*FAULTS, *NOTES) if entry.script}
+    assert names == {Path(path).name for path, _ in _links(PAGE) if SCRIPTS.name in path}
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.iterdir()), ids=lambda script: script.stem)
+def test_scripts_are_short_and_need_no_posenc(script: Path) -> None:
+    lines = script.read_text().splitlines()
+    assert len(lines) <= 30
+    assert not any(re.match(r"\s*(from|import) (posenc|field)\b", line) for line in lines)
+
+
+@pytest.mark.parametrize("page", [PAGE, ROOT.parent / "docs" / "huggingface.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for path, heading in _links(page):
+        leads = page.parent / path if path else page
+        assert leads.exists(), path
+        assert not heading or heading in _anchors(leads), heading
+
+
+def _links(page: Path) -> list[tuple[str, str]]:
+    """The file and the heading of each link."""
+    return re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text())
+
+
+def _anchors(page: Path) -> set[str]:
+    """What the headings of a page are called in links, on GitHub."""
+    return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
