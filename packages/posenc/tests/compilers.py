@@ -1,9 +1,9 @@
 """The kernel built by other compilers and for other processors, each held to the known answers.
 
-`make check-compilers`, or `python -m tests.compilers`, builds it with every compiler that is installed, for every level
-of processor, in every precision, and once with the address and undefined-behaviour sanitizers; and for Windows and arm64,
-where an emulator runs it. It prints a table and ends with exit code 1 where a library is wrong. What is not installed,
-or what this processor cannot run, is named.
+`make check-compilers`, or `python -m tests.compilers` in packages/posenc, builds it with every compiler that is
+installed, for every level of processor, in every precision, and once with the address and undefined-behaviour
+sanitizers; and for Windows and arm64, where an emulator runs it. It prints a table and ends with exit code 1 where a
+library is wrong. What is not installed, or what this processor cannot run, is named.
 `--quick` is what CI has time for.
 """
 

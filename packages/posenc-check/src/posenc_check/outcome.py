@@ -114,7 +114,9 @@ def own_line(steps: Iterable[tuple[FrameType, int]]) -> str:
     line = ""
     for frame, number in steps:
         package, file = frame.f_globals.get("__name__", "").split(".")[0], frame.f_code.co_filename
-        here = frame.f_globals is globals() or package == "posenc" or package in sys.stdlib_module_names
+        here = (
+            frame.f_globals is globals() or package in ("posenc", "posenc_check") or package in sys.stdlib_module_names
+        )
         if not (here or "-packages" in file):
             line = f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
     return line

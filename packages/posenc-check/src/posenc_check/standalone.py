@@ -210,7 +210,7 @@ def _is_own(module: str) -> bool:
 
 
 def _is_posenc(module: str) -> bool:
-    return module.split(".")[0] == "posenc"
+    return module.split(".")[0] in ("posenc", OWN)
 
 
 def _is_plain(module: str) -> bool:
@@ -268,7 +268,7 @@ def _spec(package: str) -> ModuleSpec | None:
 
 def _folder(package: str) -> str:
     """The folder from which a package is imported; "" if it is installed, as posenc is taken to be."""
-    spec = None if package == "posenc" else _spec(package)
+    spec = None if package in ("posenc", OWN) else _spec(package)
     path = "" if spec is None else next(iter(spec.submodule_search_locations or ()), spec.origin or "")
     folder = Path(path).absolute().parent
     return "" if not path or {"site-packages", "dist-packages"} & set(folder.parts) else str(folder)

@@ -117,7 +117,7 @@ def _judged(end: int, notes: str) -> int:
 
 def _place(notes: str) -> str:
     """The innermost line of the subject's own code in the main thread, whose traceback is the last."""
-    installed = ("-packages", sysconfig.get_path("stdlib"), os.path.dirname(posenc.__file__), "<")
+    installed = ("-packages", sysconfig.get_path("stdlib"), *map(os.path.dirname, (posenc.__file__, __file__)), "<")
     for file, line in re.findall(r'File "(.*)", line (\d+)', notes.rpartition("most recent call first")[2]):
         if not any(part in file for part in installed):
             return f" ({os.path.basename(file)}, line {line})"

@@ -14,6 +14,7 @@ from posenc_lab.bench.run import bench
 from posenc_lab.bench.settings import Settings
 from posenc_lab.kit.machine import clock_of
 from posenc_lab.kit.records import read
+from tests.bench import by_hand
 from tests.bench.test_command import HANDS, TINY
 from tests.rounding import of_sums
 
@@ -120,9 +121,7 @@ def test_what_is_not_finite_can_be_recorded() -> None:
 def test_one_that_fails_is_left_out_with_its_line(tmp_path: Path) -> None:
     found = built("fails")
     results = race(found.makes, rounds=1, budget=0, clock=CLOCK)["results"]
-    line = next(
-        n for n, text in enumerate(Path(f"{HANDS.replace('.', '/')}.py").read_text().splitlines(), 1) if "no k" in text
-    )
+    line = next(n for n, text in enumerate(Path(by_hand.__file__).read_text().splitlines(), 1) if "no k" in text)
     assert results["mine"] == {"left_out": f"failed at {HANDS}:{line} with RuntimeError: no kernel"}
     assert results["posenc"]["seconds"]
 

@@ -162,7 +162,7 @@ def test_the_study_gives_no_verdict_before_its_last_training() -> None:
 
 # --- tables ---------------------------------------------------------------------------------------------------------
 
-ROOT = PLAN.parents[1]
+ROOT = PLAN.parents[2]
 TABLES = evidence.tables()
 
 

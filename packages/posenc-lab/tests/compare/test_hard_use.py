@@ -21,6 +21,8 @@ import numpy as np
 import pytest
 
 import posenc
+import posenc_check
+import posenc_lab
 from posenc_lab.kit.records import FILE, read
 from tests.compare.nursery import Ended, Nursery, Trouble
 from tests.compare.small import evil_bytes, untimed, write_text
@@ -365,8 +367,8 @@ def test_torchrun_starts_killed_processes_again(nursery: Nursery, whole: Path, t
 
 # What loads code along with data, or is made to.
 LOADERS = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
-OF_ITS_OWN = "tools/check/checks/modules.py"  # loads what it has dumped the moment before, and reads no file
-OF_ITS_FORKS = "tools/check/world.py"  # tensors of processes that it has forked, with weights_only
+OF_ITS_OWN = "posenc_check/checks/modules.py"  # loads what it has dumped the moment before, and reads no file
+OF_ITS_FORKS = "posenc_check/world.py"  # tensors of processes that it has forked, with weights_only
 LOADS = {("torch", "load"), ("torch", "save"), ("numpy", "load"), ("np", "load")}
 
 
@@ -391,8 +393,9 @@ def test_nothing_in_posenc_loads_a_pickle() -> None:
         "joblib.memory",
         "torch.load",
     ]
-    package = Path(posenc.__file__).parent
-    sources = {path.relative_to(package).as_posix(): path.read_text("utf-8") for path in package.rglob("*.py")}
+    folders = [Path(package.__file__ or "").parent for package in (posenc, posenc_lab, posenc_check)]
+    files = {path.relative_to(folder.parent).as_posix(): path for folder in folders for path in folder.rglob("*.py")}
+    sources = {name: path.read_text("utf-8") for name, path in files.items()}
     assert len(sources) > 50
     words = re.compile("|".join((*LOADERS, *(name for _, name in LOADS))))  # most files have none, and are not parsed
     found = {path: loads(source) for path, source in sources.items() if words.search(source)}

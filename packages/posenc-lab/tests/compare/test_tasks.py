@@ -341,4 +341,4 @@ def test_the_extra_that_digits_need_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert main(["compare", "--task", "digits", "--out", str(tmp_path / "out")]) == 1
-    assert "is not installed: pip install 'posenc[images]'" in capsys.readouterr().err
+    assert "is not installed: pip install 'posenc-lab[images]'" in capsys.readouterr().err

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import posenc
+import posenc_lab
 from posenc.command.cli import main
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import posenc
+import posenc_lab
 from posenc.schemes.catalog import CATALOG
 from posenc_lab.explore.content import content
 from posenc_lab.explore.page import explorer

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import posenc
+import posenc_lab
 from posenc_lab.explore import server
 from posenc_lab.explore.numbers import of_entry
 from posenc_lab.explore.records import measures

@@ -291,7 +291,8 @@ def test_whole_blocks_are_known_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -
     """Lengths that are multiples of a block, of which code for all lengths knows nothing itself."""
     options: list[dict[str, Any] | None] = []
 
-    def run(query: Tensor, *_: Any, kernel_options: Any) -> Tensor:
+    def run(query: Tensor, *_: Any, kernel_options: Any, return_aux: Any) -> Tensor:
+        assert return_aux is None
         options.append(kernel_options)
         return query
 

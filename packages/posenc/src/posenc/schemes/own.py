@@ -46,7 +46,9 @@ class TargetError(ValueError):
         super().__init__(f"{doing} failed: {said(error)}")
         # Without importlib's frames, and those of posenc that lead there; of installed packages, only the last frame.
         shown = traceback.TracebackException.from_exception(error, compact=True)
-        library, ours = ("<frozen", os.path.dirname(importlib.__file__)), str(Path(__file__).parents[1])
+        library = ("<frozen", os.path.dirname(importlib.__file__))
+        packages = (sys.modules.get(name) for name in ("posenc", "posenc_lab", "posenc_check"))
+        ours = tuple(os.path.dirname(package.__file__ or "") for package in packages if package)
         theirs = [frame for frame in shown.stack if not frame.filename.startswith(library)]
         frames = list(dropwhile(lambda frame: frame.filename.startswith(ours), theirs))
         shown.stack[:] = [frame for frame in frames if "site-packages" not in frame.filename or frame is frames[-1]]
