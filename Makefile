@@ -140,7 +140,7 @@ wheel: ## build sdists and wheels of the three packages into dist, for all proce
 	env -i HOME=$(CURDIR)/build/wheel PATH=$(CURDIR)/$(WHEEL)/bin python -I $(CURDIR)/$(TESTS)/backends/wheel.py
 	env -i HOME=$(CURDIR)/build/wheel PATH=$(CURDIR)/$(WHEEL)/bin posenc kernel --test
 	@$(WHEEL)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt dist/posenc_check-*.whl
-	env -i HOME=$(CURDIR)/build/wheel PATH=$(CURDIR)/$(WHEEL)/bin posenc check rope --checks 1
+	env -i HOME=$(CURDIR)/build/wheel PATH=$(CURDIR)/$(WHEEL)/bin posenc check torch.nn:Identity --dim 16 -q
 	@$(WHEEL)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt dist/posenc_lab-*.whl
 	env -i HOME=$(CURDIR)/build/wheel PATH=$(CURDIR)/$(WHEEL)/bin posenc laws --schemes rope
 	@ls dist
