@@ -2,6 +2,7 @@
 them, and what each must be in special cases."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,10 +100,11 @@ def test_a_layer_with_its_sinks_is_that_of_inkling_2() -> None:
     pytest.importorskip("transformers")
     from transformers.models.inkling2 import modeling_inkling2 as theirs
 
-    clip = theirs.Inkling2ScaledL2Clip(HEADS, 3, 1.5)
-    torch.nn.init.normal_(clip.scale)
-    bias = theirs.Inkling2RelativeLogits(3, 4)
-    torch.nn.init.normal_(bias.proj)
+    config = SimpleNamespace(hidden_size=3 * HEADS, d_rel=3, rel_l2_clip_threshold=1.5)
+    bias = theirs.Inkling2RelativePositionBias(config, HEADS, 4, log_scaling=False)
+    torch.nn.init.eye_(bias.linear.weight)
+    for parameter in (bias.norm.scale, bias.proj):
+        torch.nn.init.normal_(parameter)
     query, key, value = drawn(3, 2, HEADS, TOKENS, HEAD_DIM).float()
     profile, sinks = drawn(2, HEADS, TOKENS, 3).float(), drawn(2, HEADS, TOKENS).float().requires_grad_()
     ours, positions = Inkling(HEADS, 3, 4, clip=1.5), Positions.arange(TOKENS)
@@ -117,10 +119,10 @@ def test_a_layer_with_its_sinks_is_that_of_inkling_2() -> None:
         value,
         torch.full((TOKENS, TOKENS), -torch.inf).triu(1),
         HEAD_DIM**-0.5,
-        position_bias=bias(clip(profile.transpose(1, 2)), line, line),
+        position_bias=bias(profile.transpose(1, 2).flatten(2), line[:, None] - line, line),
         sinks=sinks[..., None],
     )
-    of_layer = profile * clip.scale[:, None]
+    of_layer = profile * bias.norm.scale[:, None]
     encoding = ours(positions).with_projected({"profile": of_layer})
     found = attention(query, key, value, encoding, is_causal=True, sinks=sinks)
     assert isinstance(found, Tensor)
