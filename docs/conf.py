@@ -55,11 +55,12 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"Tensor|Float|Float64|Bool|Int|Shaped|Window|Features|Projected|Method|Order|Align|pathlib\.Path|dict\[str",
     ),
-    (r"py:class", r"posenc\.(\w+\.)*_\w+"),  # private bases
+    (r"py:class", r"posenc(_check|_lab)?\.(\w+\.)*_\w+"),  # private bases
     (
         r"py:class",
-        r"posenc\.(lowering|tools|encoding\.features|positions\.(layout|tiles)|models\.forward_pass|rotary|distributed\.(needs|sharding))\..*",
+        r"posenc\.(lowering|command|encoding\.features|positions\.(layout|tiles)|models\.forward_pass|rotary|distributed\.(needs|sharding))\..*",
     ),  # of the insides
+    (r"py:class", r"posenc_check\.(run|trial)\.(Result|NotChecked|TrialResult|Check)|posenc_lab\.explore\.show\.Shown"),
     (r"py:class", r"posenc\.encoding\.(encoding|rotation)\.(Rotation|Band)"),
     # Names of others' code, of files, and of what is not public.
     (r"py:obj", r"\w+\.py|Positions\.grid\(.*|Chunk\(n\)|Inkling\w+|XPOS|Trunk|Interrupted|apply_scaling|another"),
