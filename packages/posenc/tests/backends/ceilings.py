@@ -3,8 +3,7 @@
     python -m tests.backends.ceilings [--write] [VARIANT ...]
 
 prints a table of all variants, or of these. Stored numbers are ceilings: ``make check-triton`` compiles some of the
-variants again, and no kernel may exceed its own. --write stores what was found. It needs Triton, whose compiler comes
-with it.
+variants again, and no kernel may exceed its own. --write stores what was found. It needs Triton with its compiler.
 """
 
 from __future__ import annotations

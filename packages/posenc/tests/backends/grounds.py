@@ -114,9 +114,7 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "shaw keys+t5": Kind(
         lambda s: Shaw(s.head_dim, 5, values=False) + T5(s.num_heads, 8, 20), fractional=False, looks_back=True
     ),
-    "distance_aware+alibi": Kind(
-        lambda s: DistanceAware(s.num_heads) + ALiBi(s.num_heads, "bidirectional"),
-    ),
+    "distance_aware+alibi": Kind(lambda s: DistanceAware(s.num_heads) + ALiBi(s.num_heads, "bidirectional")),
     "alibi+distance_aware": Kind(lambda s: ALiBi(s.num_heads, "bidirectional") + DistanceAware(s.num_heads)),
     "disentangled": Kind(lambda s: awkward.disentangled(s.head_dim, s.num_heads), fractional=False),
     "disentangled, wide": Kind(
@@ -150,11 +148,7 @@ TURNING = frozenset(entry.name for entry in CATALOG if "rotate" in entry.doors)
 
 
 def built(
-    name: str,
-    heads: int = HEADS,
-    tokens: int = 9,
-    dtype: torch.dtype = torch.float64,
-    kv_heads: int | None = None,
+    name: str, heads: int = HEADS, tokens: int = 9, dtype: torch.dtype = torch.float64, kv_heads: int | None = None
 ) -> Scheme:
     """The scheme for that many heads of an odd width, or of an even one where channels turn in pairs, and for
     coordinates up to three times the number of tokens. Parameters are of order 1, so that none hides behind its small

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,10 +27,9 @@ from posenc import (
     Sinusoidal,
 )
 from posenc.backends.native import crossover as ahead
-from posenc.backends.native import library, processor
-from tests.awkward import TrialCoPE, disentangled
+from posenc.backends.native import library
+from tests.awkward import TrialCoPE
 
-LAW = settings(deadline=None, derandomize=True, max_examples=25)
 BACKENDS = ["reference", "sdpa"]
 HEADS, HEAD_DIM, VALUE_DIM = 12, 6, 5
 TWO_DOORS = RoPE(HEAD_DIM, base=313.0) + ALiBi(HEADS, "bidirectional")
@@ -115,24 +112,6 @@ def test_without_an_encoding_it_is_pytorchs(case: str, kv_heads: int, backend: s
         )
 
 
-def test_a_mask_and_causality_both_hide() -> None:
-    q, k, v = qkv()
-    mask = seeing(7, 7)
-    expected = F.scaled_dot_product_attention(q, k, v, mask & torch.ones(7, 7).tril().bool(), enable_gqa=True)
-    for backend in BACKENDS:
-        torch.testing.assert_close(attend(q, k, v, attn_mask=mask, is_causal=True, backend=backend), expected)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_learned_float_mask_has_its_gradient(backend: str) -> None:
-    q, k, v = qkv()
-    mask = torch.randn(1, HEADS, 7, 7, dtype=torch.float64, requires_grad=True)
-    out = attend(q, k, v, attn_mask=mask, backend=backend)
-    expected = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
-    weight = torch.randn_like(out)
-    torch.testing.assert_close(*(torch.autograd.grad((o * weight).sum(), mask) for o in (out, expected)))
-
-
 # --- where queries and keys stand -----------------------------------------------------------------------------------
 
 
@@ -190,80 +169,6 @@ def check_causality_compares_order(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_causality_compares_order_and_nothing_else(backend: str) -> None:
     check_causality_compares_order(backend)
-
-
-def check_packing(backend: str, scheme: Scheme | None) -> None:
-    """Packed documents are each what it is alone, and what one holds never reaches another, forward or backward."""
-    lengths = [3, 1, 4]
-    positions = Positions.packed(lengths)
-    leaves = [x.requires_grad_() for x in qkv(8, 8)]
-    at = {"query_positions": positions, "key_positions": positions, "is_causal": True, "backend": backend}
-    packed = attend(*leaves, scheme, **at)
-
-    start = 0
-    for n in lengths:
-        alone = attend(*(x[:, :, start : start + n] for x in leaves), scheme, is_causal=True, backend=backend)
-        torch.testing.assert_close(packed[:, :, start : start + n], alone)
-        start += n
-
-    first, last = slice(0, 3), slice(4, 8)
-    for gradient in torch.autograd.grad(packed[:, :, last].square().sum(), leaves, retain_graph=True):
-        assert (gradient[:, :, last] != 0).any()
-        assert (gradient[:, :, :4] == 0).all()
-    moved = [x.detach().clone() for x in leaves]
-    for x in moved:
-        x[:, :, first] += 100 * torch.randn_like(x[:, :, first])
-    assert torch.equal(attend(*moved, scheme, **at)[:, :, 3:], packed[:, :, 3:])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("scheme", [None, RoPE(HEAD_DIM), ALiBi(HEADS), TWO_DOORS], ids=named)
-def test_packed_documents_are_what_they_are_alone(backend: str, scheme: Scheme | None) -> None:
-    check_packing(backend, scheme)
-
-
-def check_padding(backend: str) -> None:
-    """Real tokens, wherever the padding is, are what they are without it, and padding gives zeros."""
-    mask = torch.tensor([[False, False, True, True, True, True, True], [True, False, True, True, False, True, False]])
-    q, k, v = qkv()
-    positions = Positions.padded(mask)
-    for causal in (True, False):
-        out = attend(q, k, v, TWO_DOORS(positions, dtype=torch.float64), is_causal=causal, backend=backend)
-        for row in range(2):
-            kept = [x[row : row + 1, :, mask[row]] for x in (q, k, v)]
-            alone = attend(*kept, TWO_DOORS, is_causal=causal, backend="reference")
-            torch.testing.assert_close(out[row : row + 1, :, mask[row]], alone)
-            assert (out[row, :, ~mask[row]] == 0).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_padding_changes_nothing(backend: str) -> None:
-    check_padding(backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@LAW
-@given(st.permutations(range(7)), st.booleans(), st.sampled_from(["text", "packed", "padded", "fractional"]))
-def test_tokens_permuted_with_their_positions_permute_the_output(
-    backend: str, shuffle: list[int], causal: bool, kind: str
-) -> None:
-    torch.manual_seed(0)
-    q, k, v = qkv()
-    positions = {
-        "text": Positions.arange(7, start=3),
-        "packed": Positions.packed([[3, 4], [2, 2, 2]]),
-        "padded": Positions.padded(seeing(2, 7).flip(-1)),
-        "fractional": Positions(torch.randn(2, 7, dtype=torch.float64)),
-    }[kind]
-    index = torch.tensor(shuffle)
-    out = attend(q, k, v, TWO_DOORS(positions, dtype=torch.float64), is_causal=causal, backend=backend)
-    permuted = attend(
-        *(x[:, :, index] for x in (q, k, v)),
-        TWO_DOORS(positions[index], dtype=torch.float64),
-        is_causal=causal,
-        backend=backend,
-    )
-    torch.testing.assert_close(permuted, out[:, :, index])
 
 
 # --- queries that see nothing ---------------------------------------------------------------------------------------
@@ -337,20 +242,6 @@ def test_queries_that_see_nothing_give_zeros(kind: str, backend: str, encoding: 
     check_blind_queries(kind, backend, encoding)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_so_they_do_in_every_precision_and_where_no_query_sees_anything(backend: str, dtype: torch.dtype) -> None:
-    leaves = [x.requires_grad_() for x in qkv(dtype=dtype)]
-    for how in (
-        {"attn_mask": torch.zeros(7, 7, dtype=torch.bool)},
-        {"attn_mask": torch.full((7, 7), -torch.inf)},
-        {"key_positions": Positions.padded(torch.zeros(2, 7, dtype=torch.bool)), "is_causal": True},
-    ):
-        out = attend(*leaves, TWO_DOORS, **how, backend=backend)
-        assert (out == 0).all()
-        assert all((g == 0).all() for g in torch.autograd.grad(out.float().sum(), leaves))
-
-
 # --- empty sequences ------------------------------------------------------------------------------------------------
 
 
@@ -365,17 +256,6 @@ def test_empty_sequences(queries: int, keys: int, encoding: Scheme | None, backe
         assert out.shape == (2, HEADS, queries, VALUE_DIM)
         assert (out == 0).all()
         assert all((g == 0).all() for g in torch.autograd.grad(out.sum(), leaves))
-
-
-def test_the_log_sum_exp_of_no_keys_is_minus_infinity() -> None:
-    _, lse = attend_lse(*qkv(5, 0), query_positions=Positions.arange(5), key_positions=Positions.arange(0))
-    assert lse.shape == (2, HEADS, 5)
-    assert (lse == -torch.inf).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_batch_of_nothing(backend: str) -> None:
-    assert attend(*qkv(batch=0), TWO_DOORS, is_causal=True, backend=backend).shape == (0, HEADS, 7, VALUE_DIM)
 
 
 # --- precision ------------------------------------------------------------------------------------------------------
@@ -478,17 +358,6 @@ def test_under_autocast_the_output_is_that_of_tensors_cast_before(backend: str) 
     assert relative_error(expected, full.double()) < 7 * 2**-8
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_autocast_leaves_double_precision_alone(backend: str) -> None:
-    q, k, v = qkv()
-    expected = attend(q, k, v, TWO_DOORS, is_causal=True, backend=backend)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert F.scaled_dot_product_attention(q, k, v, enable_gqa=True).dtype == torch.float64
-        assert torch.equal(attend(q, k, v, TWO_DOORS, is_causal=True, backend=backend), expected)
-        with pytest.raises(ValueError, match=r"key must be torch.float64 like query, got torch.float32"):
-            attend(q, k.float(), v, backend=backend)
-
-
 def test_tensors_on_meta_have_shapes_alone() -> None:
     q, k, v = (x.to("meta") for x in qkv(5, 7))
     for backend in BACKENDS:
@@ -516,66 +385,6 @@ def test_dropout_keeps_the_expectation(backend: str) -> None:
     assert 0.25 < (first == 0).float().mean() < 0.35
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_dropout_follows_the_seed(backend: str) -> None:
-    q, k, v = qkv(dtype=torch.float32)
-    drawn = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        drawn.append(attend(q, k, v, TWO_DOORS, dropout_p=0.5, backend=backend))
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_dropout_leaves_blind_queries_at_zero(backend: str) -> None:
-    out = attend(*qkv(5, 7), **blinding("padding"), dropout_p=0.5, backend=backend)
-    assert (out[1, :, BLIND] == 0).all()
-    assert out.isfinite().all()
-
-
-# --- partial results ------------------------------------------------------------------------------------------------
-
-
-def merge(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Attention over all keys from attention over some of them each: weights are exp(lse - lse of all)."""
-    lse = torch.stack([part_lse for _, part_lse in parts]).logsumexp(0)
-    weights = [(part_lse - lse).exp().masked_fill(lse == -torch.inf, 0.0) for _, part_lse in parts]
-    out = sum((weight[..., None] * part for weight, (part, _) in zip(weights, parts, strict=True)), torch.tensor(0.0))
-    return out, lse
-
-
-SHARDS = {
-    "contiguous": [[0, 1, 2, 3], [4, 5, 6, 7]],
-    "zigzag": [[0, 1, 6, 7], [2, 3, 4, 5]],
-    "uneven": [[5], [], [7, 0, 1, 2, 3, 4, 6]],
-}
-
-
-@pytest.mark.parametrize("shards", SHARDS.values(), ids=SHARDS)
-@pytest.mark.parametrize(
-    "positions",
-    [
-        Positions.arange(8, start=3),
-        Positions.packed([[3, 5], [2, 4]]),
-        Positions.padded(torch.tensor([[False, False, True, True, True, True, True, True], [True] * 8])),
-    ],
-    ids=["text", "packed", "padded"],
-)
-@pytest.mark.parametrize("causal", [True, False])
-def test_shards_of_keys_merged_by_log_sum_exp_are_the_whole(
-    shards: list[list[int]], positions: Positions, causal: bool
-) -> None:
-    q, k, v = qkv(8, 8)
-    whole = attend_lse(q, k, v, TWO_DOORS(positions, dtype=torch.float64), is_causal=causal)
-    parts = []
-    for shard in shards:
-        index = torch.tensor(shard, dtype=torch.int64)
-        encoding = TWO_DOORS(positions, positions[index], dtype=torch.float64)
-        parts.append(attend_lse(q, k[:, :, index], v[:, :, index], encoding, is_causal=causal))
-    torch.testing.assert_close(merge(parts), whole)
-
-
 # --- logits ---------------------------------------------------------------------------------------------------------
 
 
@@ -595,16 +404,6 @@ def test_logits_are_the_scores_before_mask_and_softmax() -> None:
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     expected = (weights @ v.repeat_interleave(3, 1)).nan_to_num()
     torch.testing.assert_close(attend(q, k, v, encoding, scale=0.7), expected)
-
-
-def test_logits_take_positions_as_attention_does() -> None:
-    q, k, _ = qkv(3, 7)
-    positions = Positions.arange(7)
-    default = posenc.logits(q, k, TWO_DOORS)
-    given = posenc.logits(q, k, TWO_DOORS, query_positions=positions[4:], key_positions=positions)
-    assert torch.equal(default, given)
-    with pytest.raises(ValueError, match="queries are by default the last of the keys"):
-        posenc.logits(k.repeat(1, 3, 1, 1), q[:, :4], TWO_DOORS)
 
 
 # --- backends -------------------------------------------------------------------------------------------------------
@@ -860,23 +659,6 @@ def test_explain_says_what_auto_takes_and_why_not_the_others(
             posenc.attention(q, q, q, scheme, **how, backend=name)
 
 
-@pytest.mark.parametrize("scheme", [None, NoPE(), RoPE(HEAD_DIM)], ids=named)
-def test_nobody_asks_for_a_kernel_that_is_not_taken(scheme: Scheme | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To ask is to load it, and once on a machine to prove it."""
-
-    def asked(dtype: torch.dtype) -> str:
-        raise AssertionError("the kernel was asked for")
-
-    monkeypatch.setattr("posenc.backends.native.backend.missing", asked)
-    monkeypatch.setattr(library, "level", asked)
-    q = torch.randn(1, HEADS, LONG, HEAD_DIM)
-    for queries in (LONG, 1):  # of a width that the table does not have
-        found = attend(q[:, :, :queries], q, q, scheme, is_causal=queries > 1)
-        assert found.shape == (1, HEADS, queries, HEAD_DIM)
-    with pytest.raises(AssertionError, match="the kernel was asked for"):
-        attend(q, q, q, ALiBi(HEADS), is_causal=True)
-
-
 @pytest.mark.parametrize("level", ["amx", "v4"])
 def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
     level: str, monkeypatch: pytest.MonkeyPatch
@@ -915,14 +697,6 @@ def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
     assert taken(LONG, RoPE(width))[0] == "sdpa"
 
 
-def test_what_the_kernel_is_ahead_of_is_of_levels_that_there_are() -> None:
-    for dtype, of_levels in ahead.AHEAD.items():
-        known = {level.name for level in processor.LEVELS["x86_64"] if not level.precisions or dtype == torch.bfloat16}
-        assert {*of_levels} <= known
-        for least in of_levels.values():
-            assert 0 < least.turned <= least.plain
-
-
 def test_too_many_scores_are_not_held_at_once() -> None:
     """A mask of all pairs that is given is held already."""
     q = torch.empty(1, 8, 1000, 4, device="meta")
@@ -931,46 +705,6 @@ def test_too_many_scores_are_not_held_at_once() -> None:
     assert posenc.explain(q, q, q, ALiBi(8, "directed"), attn_mask=held).backend == "chunked"
     assert posenc.explain(q, q, q, attn_mask=held > 0).backend == "sdpa"
     assert posenc.explain(q, q, q, attn_mask=learned).backend == "chunked"
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "chunked"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("make", [lambda: posenc.TransformerXL(HEADS, 64), lambda: AbsoluteInAttention(LONG, 64)])
-def test_a_vector_that_is_added_is_not_rounded(make: Callable[[], Scheme], dtype: torch.dtype, backend: str) -> None:
-    """To half precision, where the sum is multiplied. With a scale of 1 scores are so large that it would show: by 2 to
-    18 times the error of the reference, whose scores are in single precision, and which rounds what it returns."""
-    scheme = make()
-    for parameter in scheme.parameters():
-        torch.nn.init.normal_(parameter)
-    tokens = [x.to(dtype) for x in torch.randn(3, 1, HEADS, 70, 64)]
-    truth = attend(*(x.double() for x in tokens), scheme.double(), is_causal=True, scale=1.0, backend="reference")
-    least, error = (
-        (attend(*tokens, scheme.float(), is_causal=True, scale=1.0, backend=each) - truth).abs().max()
-        for each in ("reference", backend)
-    )
-    assert error <= 1.5 * least
-
-
-def test_one_token_is_decoded_densely() -> None:
-    q, k = torch.randn(1, HEADS, 1, HEAD_DIM), torch.randn(1, HEADS, LONG, HEAD_DIM)
-    assert posenc.explain(q, k, k, ALiBi(HEADS), is_causal=True).backend == "sdpa"
-
-
-def test_distances_on_both_sides_of_a_gap_take_no_table() -> None:
-    """Of DeBERTa, for whose keys every distance needs an entry."""
-    scheme = disentangled(HEAD_DIM, HEADS)
-    near = Positions.arange(LONG)
-    positions = Positions.cat([near, Positions.arange(30, start=LONG).shift(2**40)])
-    q, k = torch.randn(1, HEADS, 30, HEAD_DIM), torch.randn(1, HEADS, LONG + 30, HEAD_DIM)
-    where = {"query_positions": positions[LONG:], "key_positions": positions}
-    with pytest.raises(ValueError, match="a term needs a table of all distances, whose range is too large"):
-        posenc.attention(q, k, k, scheme, **where, backend="native")
-    taken = posenc.attention(q, k, k, scheme, **where)
-    torch.testing.assert_close(taken, posenc.attention(q, k, k, scheme, **where, backend="reference"))
-    close = Positions.cat([near, Positions.arange(30, start=LONG).shift(100)])
-    where = {"query_positions": close[LONG:], "key_positions": close}
-    taken = posenc.attention(q, k, k, scheme, **where, backend="native")
-    torch.testing.assert_close(taken, posenc.attention(q, k, k, scheme, **where, backend="reference"))
 
 
 class Written(TorchDispatchMode):
@@ -999,14 +733,3 @@ def test_a_step_of_decoding_copies_no_cache(how: dict[str, Any], backend: str) -
     with torch.no_grad(), Written() as written:
         posenc.attention(query, key, value, **where, **how, backend=backend)
     assert written.count < key.numel() / 2
-
-
-@pytest.mark.parametrize("backend", ["sdpa", "native", "chunked", "reference"])
-def test_one_huge_number_in_padding_has_no_effect(backend: str) -> None:
-    """A finite one, whose product with a query overflows: an infinite score and a mask of -inf are NaN."""
-    encoding = ALiBi(HEADS)(Positions.padded(torch.arange(64)[None] < 61))
-    query, key, value = 4 * torch.randn(3, 1, HEADS, 64, 16)
-    huge = key.clone()
-    huge[0, 0, -1, 3] = 3e38
-    found, expected = (attend(query, x, value, encoding, is_causal=True, backend=backend) for x in (huge, key))
-    torch.testing.assert_close(found, expected)

@@ -8,17 +8,15 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import ALiBi, DualChunk, Positions, ReRoPE, RoPE, Scheme
-from posenc.backends import bands, flex
+from posenc import DualChunk, Positions, ReRoPE, RoPE, Scheme
+from posenc.backends import bands
 from posenc.backends.call import Call
 from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.rotation import Band, Rotation
-from posenc.models import ForwardPass, KVCache
 from tests import awkward
 from tests.backends.counting import READING, operations
 from tests.backends.grounds import PLACES
-from tests.rounding import of_sums
 
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 4, 2, 6, 150
 NO_SINGLE_ROTATION = (
@@ -97,21 +95,6 @@ def test_selecting_bands_reads_nothing_and_is_the_same_for_any_number_of_chunks(
     assert len(names) <= 10
 
 
-def test_on_a_device_flex_takes_a_band_in_a_few_operations_and_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tensors without numbers, which nothing can read. The kernel, which is compiled, is left out."""
-    monkeypatch.setattr(bands.choice, "named", lambda *args: flex.FLEX)
-    monkeypatch.setattr(flex, "attend", lambda how, reads_pairs: (how[2], how[2][..., 0].float()))
-    scheme = DualChunk(HEAD_DIM, 48, 8)
-    for tokens in (300, 4096):
-        q = torch.empty(1, 1, tokens, HEAD_DIM, device="meta", dtype=torch.bfloat16)
-        encoding = scheme(Positions.arange(tokens, device="meta"))
-        names = operations(
-            lambda q=q, encoding=encoding: posenc.attention(q, q, q, encoding, is_causal=True, backend="flex")
-        )
-        assert not READING.intersection(names)
-        assert len(names) <= 3 * 200
-
-
 @pytest.mark.parametrize("backend", ["chunked", "native"])
 def test_layers_of_a_pass_share_what_selects_the_bands(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what the backend keeps for each band, but none of a layer's numbers."""
@@ -151,68 +134,6 @@ def test_it_is_said_how_each_band_is_run() -> None:
     assert few.refusals["sdpa"] == "near pairs: the fused kernel does not return the log-sum-exp"
 
 
-def test_a_float_mask_and_sinks_are_those_of_the_whole_row() -> None:
-    query, key, value = drawn()
-    how = {
-        "attn_mask": torch.randn(HEADS, TOKENS, TOKENS, dtype=torch.float64),
-        "sinks": torch.randn(HEADS, dtype=torch.float64),
-        "is_causal": True,
-    }
-    found, truth = (
-        posenc.attention(query, key, value, SCHEMES["distances"], backend=backend, **how)  # type: ignore[arg-type]
-        for backend in ("chunked", "reference")
-    )
-    torch.testing.assert_close(found, truth)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_rounded_once_in_each_band_and_once_in_the_merge(dtype: torch.dtype) -> None:
-    query, key, value = (x.to(dtype) for x in drawn())
-    found, wide = (
-        posenc.attention(*tensors, SCHEMES["distances"], is_causal=True, backend=backend)
-        for tensors, backend in (
-            ((query, key, value), "chunked"),
-            ([x.double() for x in (query, key, value)], "reference"),
-        )
-    )
-    # Queries and keys are rounded once they are turned: a score, here at most 8, is off by some 8 eps; three roundings.
-    torch.testing.assert_close(
-        found.double(), wide, rtol=0, atol=12 * torch.finfo(dtype).eps * value.double().abs().max().item()
-    )
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", SCHEMES)
-def test_step_by_step_from_a_cache_it_is_the_whole_text(kind: str) -> None:
-    """Keys are kept as they are, beside those of a scheme by pairs."""
-    scheme, positions = SCHEMES[kind] + ALiBi(HEADS), Positions.arange(TOKENS, start=4)
-    query, key, value = drawn()
-    whole = posenc.attention(query, key, value, scheme, query_positions=positions, is_causal=True, backend="reference")
-    cache, outs = KVCache(), []
-    for start, stop in ((0, 70), (70, 71), (71, 148), (148, 149), (149, TOKENS)):
-        with ForwardPass(scheme, positions[start:stop], cache, dtype=torch.float64) as step:
-            outs.append(step.attention(*(x[:, :, start:stop] for x in (query, key, value))))
-    bound = of_sums(torch.float64, TOKENS + HEAD_DIM, whole, score=TOKENS)  # no bias is larger than its distance
-    torch.testing.assert_close(torch.cat(outs, 2), whole, rtol=0, atol=bound)
-
-
-@pytest.mark.more
-def test_one_graph_serves_texts_of_every_length() -> None:
-    """Short ones too, which are dense outside of a graph."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        encoding = SCHEMES["distances"](Positions.arange(query.size(2)), dtype=torch.float64)
-        out = posenc.attention(query, key, value, encoding, is_causal=True, backend="native")
-        assert isinstance(out, Tensor)
-        return out
-
-    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="eager")
-    for tokens in (TOKENS, 77):
-        tensors = [x[:, :, :tokens] for x in drawn()]
-        bound = of_sums(torch.float64, tokens + HEAD_DIM, tensors[2], score=16)
-        torch.testing.assert_close(compiled(*tensors), attend(*tensors), rtol=0, atol=bound)
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -234,10 +155,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).rotate(drawn(3, 3)[0], drawn(3, 3)[1]),
         NO_SINGLE_ROTATION,
     ),
-    "cos and sin": (
-        lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).cos_sin(),
-        NO_SINGLE_ROTATION,
-    ),
+    "cos and sin": (lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).cos_sin(), NO_SINGLE_ROTATION),
     "whole rows": (lambda: (ReRoPE(HEAD_DIM) + awkward.TrialCoPE(6, HEAD_DIM))(Positions.arange(3)), WHOLE_ROWS),
     "two rotations": (
         lambda: ReRoPE(HEAD_DIM) + RoPE(HEAD_DIM),
@@ -256,10 +174,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no band": (lambda: Rotation(as_it_is, as_it_is, bands=(3,)), "bands must be a Band, got 3"),  # type: ignore[arg-type]
     "no chunk": (lambda: Rotation(as_it_is, as_it_is, chunk=0), "chunk must be a whole number of at least 1, got 0"),
-    "a chunk of no bands": (
-        lambda: Rotation(as_it_is, as_it_is, chunk=4),
-        "chunk must be None without bands, got 4",
-    ),
+    "a chunk of no bands": (lambda: Rotation(as_it_is, as_it_is, chunk=4), "chunk must be None without bands, got 4"),
     "a band that widens by itself": (
         lambda: Encoding(*[Positions.arange(3)] * 2, rotations=(WIDENING,)).rotate_bands(*drawn(3, 3)[:2]),
         f"bands must give queries and keys the width that they have for near pairs, {HEAD_DIM}, got [",

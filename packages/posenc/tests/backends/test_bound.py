@@ -1,29 +1,23 @@
 """A scheme that is passed to attention is bound once for calls of the same lengths, and anew when anything changes."""
 
 import copy
-import gc
 import io
 import pickle
-import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.nn.utils.parametrizations import spectral_norm
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import posenc
-from posenc import FIRE, KERPLE, T5, ALiBi, Learned, Positions, RoPE, Scheme, Shaw, Sinusoidal
+from posenc import FIRE, KERPLE, T5, ALiBi, Positions, RoPE, Scheme, Shaw, Sinusoidal
 from posenc.backends import bound
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Bias, Distance
-from posenc.encoding.staleness import live
 from posenc.rotation.scalings import YaRN
 from tests.cases import CASES, HEAD_DIM, HEADS, TOKENS, split
 
@@ -91,34 +85,6 @@ def test_it_is_bound_once(scheme: Callable[[], Scheme | None], made: list[Encodi
 LEARNED = [
     name for name, case in CASES.items() if case.axes == 1 and next(case.scheme().parameters(), None) is not None
 ]
-
-
-def hidden(p: nn.Parameter) -> None:
-    p.data.add_(0.25)  # which no version counts
-
-
-def counted(p: nn.Parameter) -> None:
-    p.add_(0.25)
-
-
-@pytest.mark.parametrize("change", [hidden, counted])
-def test_changed_parameters_are_read(change: Callable[[nn.Parameter], None]) -> None:
-    """Of all learned schemes, as far as attention takes them unbound."""
-    tried = 0
-    for name in LEARNED:
-        scheme, layer = CASES[name].scheme(), drawn(dtype=torch.float64)
-        with torch.no_grad():
-            try:
-                before = attend(layer, scheme)
-            except ValueError:  # it adds to the input, needs features or segments, or other positions
-                continue
-            attend(layer, scheme)
-            for parameter in scheme.parameters():
-                change(parameter)
-            found = attend(layer, scheme)
-            same(found, fresh(layer, scheme))
-        tried += not torch.equal(found, before)
-    assert tried > 15
 
 
 class Buffered(Scheme):
@@ -249,48 +215,6 @@ def test_an_encoding_computes_what_any_module_computes(make: Callable[[], Scheme
     assert any(x._version > before for x, before in buffers) or not buffers
 
 
-def test_a_parameter_that_other_processes_train_may_change_during_a_pass() -> None:
-    scheme, layer = Held().share_memory(), drawn()
-    encoding = scheme(Positions.arange(TOKENS))
-    before = attend(layer, encoding)
-    through_numpy(scheme)
-    same(attend(layer, encoding), before)
-
-
-def test_another_thread_binds_by_value() -> None:
-    with live(), ThreadPoolExecutor(1) as pool:
-        encoding = pool.submit(T5(HEADS), Positions.arange(TOKENS)).result()
-    assert all(each.value is not None for each in encoding._made_with)
-
-
-def test_a_table_that_is_only_added_is_not_copied() -> None:
-    made = Learned(TOKENS, DIM)(Positions.arange(TOKENS))._made_with
-    assert [each.value for each in made] == [None]
-
-
-@pytest.mark.parametrize("name", ["t5", "kerple", "fire", "shaw", "rope + t5"])
-def test_each_step_trains_on_the_last(name: str) -> None:
-    """Gradients after an optimizer's steps are those of a scheme that is bound by hand, twice in each step."""
-    torch.manual_seed(0)
-    one, layer = COMMON[name](), drawn()
-    assert one is not None
-    other = copy.deepcopy(one)
-    ways = {attend: one, fresh: other}
-    optimizers = [torch.optim.AdamW(scheme.parameters(), lr=0.1) for scheme in ways.values()]
-    for _ in range(3):
-        for attends, scheme in ways.items():
-            loss = sum(attends(layer, scheme).square().sum() for _ in range(2))
-            loss.backward()  # type: ignore[union-attr, no-untyped-call]
-        for mine, its in zip(one.parameters(), other.parameters(), strict=True):
-            assert mine.grad is not None
-            assert its.grad is not None
-            assert mine.grad.any()
-            same(mine.grad, its.grad)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 def replaced(scheme: T5) -> None:
     scheme.weight = nn.Parameter(torch.randn_like(scheme.weight))
 
@@ -330,63 +254,12 @@ def test_parameters_of_all_kinds_are_read(change: Callable[[T5], None]) -> None:
     assert len(learned) == (change is not frozen)
 
 
-def test_a_functional_call_reads_what_it_is_given() -> None:
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scheme = T5(HEADS)
-
-        def forward(self, *layer: Tensor) -> Tensor:
-            return attend(layer, self.scheme, backend="reference")  # type: ignore[arg-type]
-
-    model, layer = Layer(), drawn()
-    model(*layer)
-    given = {"scheme.weight": torch.randn_like(model.scheme.weight).requires_grad_()}
-    out = torch.func.functional_call(model, given, layer)
-    copied = copy.deepcopy(model)
-    copied.load_state_dict(given)
-    same(out, copied(*layer))
-    (grad,) = torch.autograd.grad(out.sum(), given["scheme.weight"])
-    of_func = torch.func.grad(lambda p: torch.func.functional_call(model, p, layer).sum())(given)
-    same(of_func["scheme.weight"], grad)
-    same(model(*layer), fresh(layer, model.scheme, backend="reference"))
-
-
-def test_a_functional_call_leaves_no_graph_behind() -> None:
-    scheme, layer = T5(HEADS), drawn()
-    weight = torch.randn_like(scheme.weight).requires_grad_() * 2
-    torch.func.functional_call(scheme, {"weight": weight}, Positions.arange(3))  # the name is right
-    alive = weakref.ref(weight)
-    held = scheme._parameters["weight"]
-    scheme._parameters["weight"] = weight  # type: ignore[assignment]  # as in a functional call
-    attend(layer, scheme)
-    scheme._parameters["weight"] = held
-    del weight
-    gc.collect()
-    assert alive() is None
-
-
 def test_parameters_elsewhere_raise() -> None:
     scheme, layer = T5(HEADS), drawn()
     attend(layer, scheme)
     scheme.to("meta")
     with pytest.raises(ValueError, match="T5 must be on cpu"):
         attend(layer, scheme)
-
-
-def test_inference_parameters_are_read() -> None:
-    with torch.inference_mode():
-        scheme, layer = T5(HEADS), drawn()
-        attend(layer, scheme)
-        nn.init.zeros_(scheme.weight)
-        torch.testing.assert_close(attend(layer, scheme), attend(layer, None))
-
-
-def test_what_inference_mode_made_is_not_trained_with() -> None:
-    scheme = RoPE(HEAD_DIM)
-    with torch.inference_mode():
-        attend(drawn(), scheme)
-    attend(drawn(requires_grad=True), scheme).sum().backward()  # type: ignore[no-untyped-call]
 
 
 # --- attributes, parts and hooks --------------------------------------------------------------------------------------
@@ -424,14 +297,6 @@ def test_changed_attributes_are_read(change: Callable[[Any], None]) -> None:
     found = attend(layer, scheme)
     same(found, fresh(layer, scheme))
     assert not torch.equal(found, before)
-
-
-def test_a_scaling_that_changes_is_read() -> None:
-    factors = [1.0]
-    scheme, layer = RoPE(HEAD_DIM, scaling=lambda theta: (theta / factors[0], 1.0)), drawn()
-    attend(layer, scheme)
-    factors[0] = 7.0
-    same(attend(layer, scheme), fresh(layer, scheme))
 
 
 def test_hooks_are_called() -> None:
@@ -524,73 +389,3 @@ def test_one_encoding_is_kept_and_none_that_is_long(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bound, "LONGEST", TOKENS - 1)
     attend((query, key, value), scheme)
     assert "_bound" not in vars(scheme)
-
-
-@pytest.mark.more
-def test_a_compiled_graph_has_no_part_in_it() -> None:
-    scheme, layer = T5(HEADS), drawn()
-    eager = attend(layer, scheme)
-    compiled = torch.compile(lambda *layer: attend(layer, scheme), backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(*layer), eager)
-    hidden(scheme.weight)
-    torch.testing.assert_close(compiled(*layer), fresh(layer, scheme))
-
-
-# --- layers that are computed again, or divided -----------------------------------------------------------------------
-
-
-class Layer(nn.Module):
-    """A projection and attention."""
-
-    def __init__(self, scheme: Scheme, attends: Callable[..., Tensor] = attend) -> None:
-        super().__init__()
-        self.projection, self.scheme, self.attends = nn.Linear(DIM, DIM), scheme, attends
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attends(split(self.projection(x)), self.scheme)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", list(COMMON)[1:])
-def test_a_layer_that_is_computed_again_has_the_same_gradients(name: str, reentrant: bool) -> None:
-    """As one that is bound by hand; also with what an earlier step has kept."""
-    scheme = COMMON[name]()
-    assert scheme is not None
-    layer, x = Layer(scheme), torch.randn(2, TOKENS, DIM, requires_grad=True)
-    for _ in range(2):
-        grads = []
-        for layer.attends in (attend, fresh):
-            layer.zero_grad()
-            checkpoint(layer, x, use_reentrant=reentrant).square().sum().backward()  # type: ignore[no-untyped-call]
-            grads.append([parameter.grad for parameter in layer.parameters()])
-        for mine, its in zip(*grads, strict=True):
-            assert mine is not None
-            assert its is not None
-            same(mine, its)
-
-
-@pytest.mark.more
-def test_divided_parameters_are_read_after_each_step() -> None:
-    from torch.distributed.device_mesh import init_device_mesh  # a second
-    from torch.distributed.fsdp import fully_shard
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
-        for alone in (False, True):
-            plain = Layer(T5(HEADS))
-            divided = copy.deepcopy(plain)
-            if alone:
-                fully_shard(divided.scheme, mesh=mesh, reshard_after_forward=False)
-            fully_shard(divided, mesh=mesh)
-            optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in (plain, divided)]
-            for _ in range(3):
-                x = torch.randn(2, TOKENS, DIM)
-                outs = [model(x) for model in (plain, divided)]
-                same(outs[1], outs[0])
-                for out, optimizer in zip(outs, optimizers, strict=True):
-                    out.square().sum().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-    finally:
-        dist.destroy_process_group()

@@ -8,27 +8,13 @@ from functools import lru_cache
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 import posenc
-from posenc import ALiBi, Positions
+from posenc import Positions
 from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import visible
 from posenc.schemes.catalog import CATALOG, Shape
-from tests.backends.grounds import (
-    FAST,
-    KINDS,
-    LINEAR,
-    VALUES,
-    Case,
-    bound,
-    case,
-    coarse,
-    projection,
-    refuses,
-    with_features,
-)
-from tests.rows import with_more
+from tests.backends.grounds import FAST, KINDS, VALUES, Case, bound, case, coarse, projection, refuses, with_features
 
 HALF = tuple(backend for backend in FAST if backend != "native")  # which has no half precision
 
@@ -139,14 +125,6 @@ def test_half_precision_is_within_its_budget(name: str, dtype: torch.dtype, back
     check_budget(name, "text", 1025, dtype, backend)
 
 
-@pytest.mark.more
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", HALF)
-def test_so_it_is_over_four_thousand_tokens(backend: str) -> None:
-    """The last third of the queries: the longest rows, at a third of what all would take."""
-    check_budget("alibi", "cache", 4096, torch.bfloat16, backend)
-
-
 # --- far out ----------------------------------------------------------------------------------------------------------
 
 FAR, LESS_FAR = 100_000, 6_250  # less where a network makes an entry for every distance
@@ -204,34 +182,3 @@ def test_far_out_neighbours_are_told_apart_in_bfloat16(name: str, backend: str) 
         apart = torch.maximum(as_key, as_query)
     assert found.dtype == torch.bfloat16
     assert (found.double() - exact).abs().max() < apart.min() / 2
-
-
-# --- 32k tokens -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", with_more([torch.float32], [torch.bfloat16]))
-def test_alibi_over_32k_tokens_costs_no_more_than_twice_plain_attentions_error(dtype: torch.dtype) -> None:
-    """All of it is computed; a few rows are compared. Plain attention is given their bias as a mask in float32."""
-    heads, tokens, head_dim = 2, 32_768, 32
-    query, key, value = (torch.randn(1, heads, tokens, head_dim).to(dtype) for _ in range(3))
-    rows = torch.tensor([0, 1, 127, 128, 4095, 4096, 16_383, 20_011, 32_766, 32_767])
-    slopes = torch.tensor([2.0 ** (-8 * (h + 1) / heads) for h in range(heads)], dtype=torch.float64)
-    distance = rows[:, None] - torch.arange(tokens)
-    bias = (-slopes[:, None, None] * distance).masked_fill(distance < 0, -torch.inf)[None]
-
-    some = query[:, :, rows]
-    exact = F.softmax(some.double() @ key.double().mT / math.sqrt(head_dim) + bias, -1) @ value.double()
-    plain = F.scaled_dot_product_attention(some, key, value, bias.float())
-
-    assert posenc.explain(query, key, value, ALiBi(heads), is_causal=True).backend in LINEAR
-    with torch.no_grad():
-        out = posenc.attention(query, key, value, ALiBi(heads), is_causal=True)
-    assert isinstance(out, Tensor)
-    error, of_plain = ((x.double() - exact).abs().max().item() for x in (out[:, :, rows], plain))
-    assert error <= 2 * of_plain
-
-
-def test_every_backend_has_budgets_to_keep() -> None:
-    for backend in HALF:
-        assert {param.values[1] for param in RUNS if param.values[2] == backend} == set(HALVES)

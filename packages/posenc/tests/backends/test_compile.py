@@ -2,7 +2,6 @@
 length."""
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -10,22 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import (
-    KERPLE,
-    T5,
-    ExponentialDecay,
-    FourierFeatures,
-    NoPE,
-    Positions,
-    Relative2D,
-    RoPE,
-    Scheme,
-    Swin,
-    SwinV2,
-    attention,
-)
+from posenc import KERPLE, T5, ExponentialDecay, Positions, RoPE, Scheme, Swin, SwinV2, attention
 from posenc.schemes.catalog import CATALOG
-from tests.backends.grounds import Case, Model, attend, case, padded
+from tests.backends.grounds import Case, Model, case
 from tests.rounding import of_sums
 from tests.rows import with_more
 
@@ -103,30 +89,6 @@ def test_a_graph_is_whole_and_real_and_gives_what_eager_gives(name: str) -> None
     graphs.check()
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("name", ["exponential_decay", "relative_2d"])
-def test_so_it_is_at_positions_of_which_nothing_is_known(name: str) -> None:
-    """Padded rows, as they come from a mask; so checks of range read values, in the graph."""
-    it, graphs = case(name, "padded left and right", 33, True), Graphs()
-
-    def model(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-        positions = it.kind.at(Positions.padded(mask))
-        out = attend(it.scheme, positions, positions, query, key, value, "auto", is_causal=True)
-        assert isinstance(out, Tensor)
-        return out
-
-    check_compiled(model, it, padded("lr", 33).document == 0, compiler=graphs.backend)
-    graphs.check()
-
-
-@pytest.mark.more
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
-@pytest.mark.parametrize(("name", "backend"), [("rope+alibi", "sdpa"), ("shaw", "native")])
-def test_what_the_compiler_makes_of_it_gives_what_eager_gives(name: str, backend: str) -> None:
-    it = case(name, "text", 33)
-    check_compiled(Model(it, backend), it, compiler="inductor")
-
-
 # In training, which has both graphs; or in the forward pass alone, where nothing learned asks for gradients either.
 COUNTED = with_more(
     [("rope", "auto", "training")],
@@ -171,9 +133,7 @@ SOME = ["rope", "lie_re", "learned", "fox"]
 @pytest.mark.parametrize(
     "name",
     with_more(
-        with_more(SOME[:1], SOME[1:]),
-        (entry.name for entry in CATALOG if entry.name not in SOME),
-        pytest.mark.survey,
+        with_more(SOME[:1], SOME[1:]), (entry.name for entry in CATALOG if entry.name not in SOME), pytest.mark.survey
     ),
 )
 def test_every_scheme_compiles_for_any_sizes(name: str) -> None:
@@ -190,23 +150,6 @@ def test_every_scheme_compiles_for_any_sizes(name: str) -> None:
         out, expected = compiled(*inputs), model(*inputs)
         found, truth = (torch.autograd.grad(x.square().sum(), leaves, materialize_grads=True) for x in (out, expected))
         check_same((out, *found), (expected, *truth), 50)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("scheme", [None, NoPE(), RoPE(8)], ids=str)
-def test_a_call_without_positions_compiles_for_any_sizes(scheme: Scheme | None) -> None:
-    """For all queries, then for the last of them."""
-
-    def run(query: Tensor, key: Tensor) -> Tensor:
-        out = attention(query, key, key, scheme, is_causal=True)
-        assert isinstance(out, Tensor)
-        return out
-
-    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="eager")
-    with torch.no_grad():
-        for queries, keys in ((21, 21), (17, 17), (17, 30)):
-            query, key = torch.randn(2, 4, queries, 8), torch.randn(2, 2, keys, 8)
-            torch.testing.assert_close(compiled(query, key), run(query, key))
 
 
 # --- what reads values says the same in a graph -----------------------------------------------------------------------
@@ -230,35 +173,6 @@ def test_exponential_decay_refuses_negative_positions_in_a_graph_too() -> None:
         good - 2,
         "ExponentialDecay encodes positions from 0 on, got ",
     )
-
-
-@pytest.mark.more
-def test_relative_2d_refuses_distances_past_its_tables_in_a_graph_too() -> None:
-    scheme, good = Relative2D((3, 5), 4), Positions.grid(3, 5).coords
-    x = torch.randn(1, 2, 15, 4)
-
-    def run(coords: Tensor) -> Tensor:
-        positions = Positions(coords)
-        out = attend(scheme, positions, positions, x, x, x, "auto")
-        assert isinstance(out, Tensor)
-        return out
-
-    eager_then_compiled(
-        run, good, good * torch.tensor([1, 2]), "Relative2D encodes distances up to 4 along axis 1, got "
-    )
-
-
-def test_fourier_features_draw_the_same_directions_in_a_graph() -> None:
-    scheme, coords = FourierFeatures(12, axes=2, seed=5), torch.rand(1, 7, 2)
-
-    def run(coords: Tensor) -> Tensor:
-        return scheme.table(Positions(coords))
-
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    before = torch.get_rng_state()
-    for _ in range(2):
-        torch.testing.assert_close(compiled(coords), run(coords))
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("scheme", with_more([Swin((3, 4), 2)], [SwinV2((3, 4), 2)]), ids=lambda s: type(s).__name__)

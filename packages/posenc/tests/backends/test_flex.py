@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
+from torch.nn.attention import flex_attention
 
 from posenc import AbsoluteInAttention, DistanceAware, Positions, RoPE, Scheme, Shaw
+from posenc.backends import flex_compiled
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
 from posenc.backends.flex import FLEX, _block_mask
@@ -21,6 +23,7 @@ from posenc.positions.visibility import visible
 from posenc.schemes.catalog import Shape
 from tests.awkward import TrialCoPE, interpolated
 from tests.backends.grounds import ATTENDING, BANDED, KINDS, built, encoded, same, takes
+from tests.rows import with_more
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")])
 HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 16, 24
@@ -39,12 +42,6 @@ SCHEMES = [
 called stands for all that is."""
 REFUSED_SCHEMES = [name for name in ATTENDING if not takes("flex", name) and name not in BANDED | NEEDING]
 LEARNED_MAPS = {"swin_v2", "tupe"}  # what they learn goes into the query
-# What is not here is a compilation for each kind of positions; one of each kind of piece is tried in `make test`.
-MARKS = {
-    **dict.fromkeys(("nope", "rope", "absolute_in_attention", "alibi"), ()),
-    **dict.fromkeys(("t5", "relative_2d", "transformer_xl", "distance_aware"), (pytest.mark.slow,)),
-}
-SLOWLY = (pytest.mark.slow, pytest.mark.more)
 
 
 def made(name: str) -> Scheme:
@@ -92,6 +89,13 @@ def called(
     return asked.call(encoding, asked.settled(encoding))
 
 
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention runs the functions that it is given, and makes no code of them."""
+    monkeypatch.setattr(flex_compiled, "_compiled", lambda dynamic: flex_compiled._attend)
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+
+
 def run(backend: Backend, call: Call) -> Tensor:
     assert backend.refuses(call) is None
     return backend.run(call)[0]
@@ -115,16 +119,7 @@ def check_as_exact_as_the_reference(make: Callable[[Callable[[Tensor], Tensor]],
 ASKED = [("plain", True), ("packed", True), ("padded", False), ("plain", False), ("fewer queries", True)]
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "is_causal"),
-    [
-        pytest.param(name, *asked, marks=MARKS.get(name, SLOWLY))
-        for a, name in enumerate(SCHEMES)
-        for b, asked in enumerate(ASKED)
-        if name == "rope" or (a + b) % 5 == 0 or (name in MARKS and (a + b) % 5 == 2)
-    ],
-)
-def test_every_scheme_is_what_the_reference_says(name: str, is_causal: bool, kind: str) -> None:
+def check_scheme(name: str, kind: str, is_causal: bool) -> None:
     scheme = made(name)
     is_causal = is_causal or KINDS[name].looks_back
     at = positions_of(kind, name)
@@ -137,6 +132,25 @@ def test_every_scheme_is_what_the_reference_says(name: str, is_causal: bool, kin
     assert (out.transpose(1, 2)[~padding] != 0).any(-1).all()
 
 
+@pytest.mark.usefixtures("uncompiled")
+@pytest.mark.parametrize(
+    ("name", "kind", "is_causal"),
+    [(name, *asked) for a, name in enumerate(SCHEMES) for b, asked in enumerate(ASKED) if (a + b) % 5 in (0, 2)],
+)
+def test_every_scheme_is_what_the_reference_says(name: str, kind: str, is_causal: bool) -> None:
+    check_scheme(name, kind, is_causal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind", "is_causal"),
+    with_more([("t5", "padded", False)], [("transformer_xl", "packed", True), ("distance_aware", "plain", False)]),
+)
+def test_so_is_the_code_that_is_made_of_it(name: str, kind: str, is_causal: bool) -> None:
+    """For each kind of term: a bias that is read, vectors that are multiplied, and a function of the score."""
+    check_scheme(name, kind, is_causal)
+
+
 def test_the_schemes_tried_are_those_that_it_does_not_refuse() -> None:
     assert {"rope", "alibi", "transformer_xl", "distance_aware", "relative_1d", "relative_2d"} < set(SCHEMES)
     assert {"shaw", "cope", "fire", "interpolated"} < set(REFUSED_SCHEMES)
@@ -146,7 +160,7 @@ def test_the_schemes_tried_are_those_that_it_does_not_refuse() -> None:
         assert (FLEX.refuses(call) is None) == (name in SCHEMES), name
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_unlucky_sizes(is_causal: bool) -> None:
     """3 heads that share nothing, 6 and 5 channels, 7 tokens, of which some see nothing."""
@@ -160,7 +174,7 @@ def test_unlucky_sizes(is_causal: bool) -> None:
     assert bool((out[0, :, 0] == 0).all()) is is_causal
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("uncompiled")
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_masks(kind: str) -> None:
     shape = (1, KEYS, KEYS)
@@ -193,27 +207,20 @@ def test_bfloat16_within_its_rounding() -> None:
 # --- compiled once --------------------------------------------------------------------------------------------------
 
 
-def test_lengths_layers_and_positions_share_a_compilation() -> None:
+def test_lengths_layers_and_positions_share_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lengths between powers of two are one compilation, whatever else the positions and the parameters are."""
     torch.compiler.reset()
+    compiled = torch.compile(flex_compiled._attend, dynamic=False, fullgraph=True, backend="eager")
+    monkeypatch.setattr(flex_compiled, "_compiled", lambda dynamic: compiled)
     before = counters["stats"]["unique_graphs"]
     kinds = [(True, "plain"), (False, "plain"), (True, "padded"), (True, "fewer queries")]
     for is_causal, kind in kinds:
         at = positions_of(kind)
         run(FLEX, called(*qkv(len(at[0]), KEYS), made("rope"), at, is_causal=is_causal))
     assert counters["stats"]["unique_graphs"] - before == 1
-    for n in (130, 256, 177, 511, 257, 400, 300, 222):  # from 129 to 256, and from 257 to 512
+    for n in (130, 256, 177, 511, 257, 222):  # from 129 to 256, and from 257 to 512
         run(FLEX, called(*qkv(n, n), AbsoluteInAttention(n, HEAD_DIM).requires_grad_(False), is_causal=True))
     assert counters["stats"]["unique_graphs"] - before == 2
-
-
-def test_the_layout_of_the_inputs_does_not_matter() -> None:
-    tensors = qkv(256, 256)
-    across = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
-    out = run(FLEX, called(*tensors))
-    before = counters["stats"]["unique_graphs"]
-    assert torch.equal(run(FLEX, called(*across)), out)
-    assert counters["stats"]["unique_graphs"] == before
 
 
 # --- the table of blocks --------------------------------------------------------------------------------------------
@@ -235,7 +242,7 @@ def blocks_of(call: Call) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_blocks_hold_what_is_visible(seed: int, is_causal: bool) -> None:
     """Of skipped blocks no pair may be visible, of whole ones every pair; the last blocks are shorter."""
     torch.manual_seed(seed)
@@ -317,8 +324,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Call], str]] = {
         ),
         NO_BACKWARD + f"{'query' if name in LEARNED_MAPS else 'a score term'} requires grad",
     )
-    for name in SCHEMES
-    if [*made(name).parameters()]
+    for name in ("t5", "transformer_xl", "distance_aware", *LEARNED_MAPS)
 }
 
 
@@ -328,6 +334,7 @@ def test_it_refuses_in_words(case: str) -> None:
     assert FLEX.refuses(make(*qkv(8, 8))) == reason
 
 
+@pytest.mark.usefixtures("uncompiled")
 def test_what_is_learned_runs_where_no_gradient_is_asked_for() -> None:
     q, k, v = (x.requires_grad_() for x in qkv(KEYS, KEYS))
     scheme = AbsoluteInAttention(KEYS, HEAD_DIM)
@@ -351,14 +358,6 @@ def test_a_tangent_is_refused_and_not_left_behind() -> None:
         assert FLEX.refuses(called(q, k, v, scheme)) == reason.format("a score term")
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # dynamo looks at it
-def test_the_last_line_of_defence_is_an_error() -> None:
-    """Run in spite of its refusal, it raises; a gradient never goes missing without a word."""
-    q, k, v = qkv(8, 8)
-    with pytest.raises(Exception, match="does not support backward on CPU"):
-        FLEX.run(called(q.requires_grad_(), k, v))
-
-
 def test_on_cpu_it_is_no_part_of_a_compiled_graph() -> None:
     reasons: list[str | None] = []
 
@@ -374,7 +373,7 @@ def test_on_cpu_it_is_no_part_of_a_compiled_graph() -> None:
 
 
 @pytest.mark.parametrize("device", [GPU])
-@pytest.mark.parametrize("kind", ["plain", "packed", "padded", "fewer queries"])
+@pytest.mark.parametrize("kind", ["padded", "fewer queries"])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_on_cuda_it_trains(name: str, kind: str, device: str) -> None:
     """Output, log-sum-exp and every gradient. The kernel may round products to TF32, of 11 bits."""
@@ -398,10 +397,3 @@ def test_on_cuda_it_trains(name: str, kind: str, device: str) -> None:
         finite = truth.isfinite()
         error = (got - truth)[finite].abs().max()
         assert float(error) <= 8 * unit * float(truth[finite].abs().max())
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
-def test_on_cuda_it_needs_sixteen_channels() -> None:
-    q, k, v = (x.cuda() for x in qkv(8, 8))
-    assert FLEX.refuses(called(q[..., :8], k[..., :8], v)) == "FlexAttention needs at least 16 channels on CUDA, got 8"

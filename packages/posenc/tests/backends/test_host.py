@@ -267,17 +267,6 @@ def counted_pass(scheme: Scheme, positions: Positions, cache: Any, found: list[C
         yield made
 
 
-def test_another_pass_over_the_same_layouts_has_the_same_mask(device: Device) -> None:
-    """Of another encoding, or of a scheme that each call binds anew."""
-    for scheme in (posenc.NoPE(), posenc.NoPE(), RoPE(HEAD_DIM)):
-        posenc.attention(*drawn(), scheme(LAID["packed"]()), is_causal=True)
-    for _ in range(2):
-        at = LAID["packed"]()
-        posenc.attention(*drawn(), posenc.NoPE(), query_positions=at, is_causal=True)
-    assert len(device.masks) == 5
-    assert all(mask is device.masks[0] for mask in device.masks)
-
-
 # --- what a mask depends on -------------------------------------------------------------------------------------------
 
 
@@ -332,17 +321,6 @@ def test_what_is_left_out_is_that_of_each_layer(scheme: Scheme) -> None:
     assert (found[0].sum(-1) < sum(range(1, found[0].size(-1) + 1))).any()
 
 
-def test_positions_of_unknown_layout_share_none(device: Device) -> None:
-    """Nothing tells whether they are the same, but that they are bound in one encoding."""
-    encodings = [posenc.NoPE()(LAID["unknown"]()) for _ in range(2)]
-    for encoding in encodings * 2:
-        posenc.attention(*drawn(), encoding, is_causal=True)
-    one, other, again, _ = device.masks
-    assert again is one
-    assert other is not one
-    assert not flex._SEEN
-
-
 @pytest.mark.parametrize("place", ["packed", "unknown"])
 def test_each_stream_has_its_own(place: str, device: Device) -> None:
     encoding = posenc.NoPE()(LAID[place]())
@@ -351,33 +329,6 @@ def test_each_stream_has_its_own(place: str, device: Device) -> None:
     assert device.masks[0] is device.masks[2]
     assert device.masks[1] is device.masks[3]
     assert device.masks[0] is not device.masks[1]
-
-
-def test_inference_mode_has_its_own(device: Device) -> None:
-    """Autograd cannot save what was made there."""
-    for is_on in (True, False, True):
-        with torch.inference_mode(is_on):
-            posenc.attention(*drawn(), posenc.NoPE()(LAID["packed"]()), is_causal=True)
-    inside, outside, again = device.masks
-    assert inside is again
-    assert inside.kv_indices.is_inference()
-    assert not outside.kv_indices.is_inference()
-
-
-@pytest.mark.parametrize("name", ["alibi", "t5"])
-def test_a_graph_computes_no_constants(name: str, device: Device) -> None:
-    """A replayed step with T5 took 0.101 ms on an H100."""
-    scheme = MAKES[name]()
-    at = {"query_positions": Positions.arange(1, start=TOKENS - 1), "key_positions": Positions.arange(TOKENS)}
-
-    def step() -> int:
-        return counted(lambda: posenc.attention(*drawn(1), scheme, is_causal=True, **at)).launched.total()
-
-    with torch.no_grad():
-        step()
-        before = step()
-        device.is_capturing, device.stream = True, 9
-        assert step() == before
 
 
 @pytest.mark.parametrize("place", ["packed", "unknown"])
@@ -406,17 +357,6 @@ def test_a_graph_reads_what_was_made_before_it(place: str, device: Device) -> No
     del before, inside, encoding
     gc.collect()
     assert alive() is not None
-
-
-def test_they_are_bounded_and_freed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "MOST", 3)
-    for n in range(2 * kept.MOST):
-        posenc.attention(*drawn(), posenc.NoPE()(Positions.packed([100 + n, TOKENS - 100 - n])), is_causal=True)
-        assert 1 <= len(flex._SEEN) <= kept.MOST
-    first = weakref.ref(device.masks[0])
-    device.masks.clear()
-    gc.collect()
-    assert first() is None
 
 
 @pytest.mark.parametrize("backend", ["flex", "triton"])
@@ -467,31 +407,3 @@ def test_a_deterministic_gradient_of_a_table_is_not_of_flex(
     assert "flex" not in posenc.explain(*layer, fixed, is_causal=True).refusals
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert "flex" not in posenc.explain(*layer, encoding, is_causal=True).refusals
-
-
-def test_a_plan_made_when_it_only_warned_does_not_pass(device: Device, deterministic: None) -> None:
-    layer, scheme = drawn(requires_grad=True), MAKES["t5"]()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    posenc.attention(*layer, scheme, is_causal=True, backend="flex")
-    torch.use_deterministic_algorithms(True)
-    with pytest.raises(ValueError, match="no fixed order"):
-        posenc.attention(*layer, scheme, is_causal=True, backend="flex")
-
-
-def test_nor_is_that_of_a_mask(device: Device, deterministic: None) -> None:
-    mask, layer = torch.zeros(TOKENS, TOKENS), drawn()
-    assert "flex" not in posenc.explain(*layer, attn_mask=mask).refusals
-    assert posenc.explain(*layer, attn_mask=mask.requires_grad_()).refusals["flex"] == ATOMIC
-
-
-def test_where_it_was_timed_is_said(device: Device) -> None:
-    for name, backend in (("rope", "sdpa"), ("alibi", "triton"), ("alibi, directed", "flex"), ("shaw", "triton")):
-        scheme = MAKES[name]()
-        explained = posenc.explain(*drawn(), scheme, is_causal=True)
-        assert explained.backend == backend
-        assert ("timed on an H100 alone" in explained.why) == (backend != "sdpa")
-
-
-def test_on_the_cpu_nothing_is_said_of_it() -> None:
-    x = torch.zeros(1, HEADS, TOKENS, HEAD_DIM)
-    assert "H100" not in posenc.explain(x, x, x, ALiBi(HEADS), is_causal=True).why

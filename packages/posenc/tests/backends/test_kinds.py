@@ -10,7 +10,6 @@ from torch import Tensor, nn
 import posenc
 from posenc import Positions, Scheme
 from posenc.backends import chunked
-from posenc.backends.choice import BACKENDS
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Change, Piece
 from posenc.lowering import forms
@@ -70,16 +69,6 @@ def test_a_new_kind_runs_where_every_kind_does(backend: str, monkeypatch: pytest
     gradients = zip(*(torch.autograd.grad(out.square().sum(), leaves) for out in (found, expected)), strict=True)
     for mine, other in gradients:
         torch.testing.assert_close(mine, other)
-
-
-@pytest.mark.usefixtures("has_form")
-def test_every_other_backend_says_that_it_does_not_support_it() -> None:
-    explained = posenc.explain(*tensors(), Loud())
-    assert explained.backend == "reference"
-    others = {backend.name for backend in BACKENDS} - {"reference", "chunked"}
-    assert explained.refusals.keys() == others
-    for name in ("sdpa", "native"):
-        assert explained.refusals[name] == "it does not support terms of the kind Loudness"
 
 
 def test_a_kind_without_a_form_is_an_error() -> None:

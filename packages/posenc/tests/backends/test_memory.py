@@ -116,15 +116,6 @@ SHARED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "backend"), SHARED)
-def test_several_layers_in_turn_take_the_memory_of_one(name: str, backend: str) -> None:
-    """Without gradients nothing is kept from layer to layer but the output."""
-    it = call(name, LAYER_TOKENS)
-    one, several = (layers(it, backend, count, "forward") for count in (1, LAYERS))
-    one(), several()
-    assert peak_bytes(several) <= peak_bytes(one) + it.query.nbytes
-
-
 @pytest.mark.parametrize(
     ("name", "backend"),
     with_more(

@@ -60,40 +60,6 @@ def test_shards_merged_are_the_whole_with_all_gradients(shards: str, place: str,
         torch.testing.assert_close(found, expected)
 
 
-def test_the_gradients_of_merge_are_those_of_differences() -> None:
-    parts = [torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    sums = [torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    # gradcheck's step is 1e-6: rounding is 1e-16 over it, and truncation below that.
-    assert torch.autograd.gradcheck(
-        lambda *x: merge(list(zip(x[:3], x[3:], strict=True))), (*parts, *sums), atol=1e-8, rtol=1e-6
-    )
-
-
-def test_merging_in_steps_is_merging_at_once() -> None:
-    parts = [(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3)) for _ in range(3)]
-    torch.testing.assert_close(merge([merge(parts[:2]), parts[2]]), merge(parts))
-
-
-def test_a_query_that_sees_no_key_in_a_part_takes_nothing_from_it() -> None:
-    seen, blind = torch.randn(1, 2, 3, 4), torch.zeros(1, 2, 3, 4)
-    lse, nothing = torch.randn(1, 2, 3), torch.full((1, 2, 3), -torch.inf)
-    for parts in ([(seen, lse), (blind, nothing)], [(blind, nothing), (seen, lse)]):
-        torch.testing.assert_close(merge(parts), (seen, lse))
-
-
-def test_a_query_that_sees_no_key_at_all_gives_zeros_and_no_gradient() -> None:
-    tensors, positions = qkv(), POSITIONS["padded"]
-    out, lse = merge([part(tensors, positions, keys) for keys in SHARDS["contiguous"]])
-    assert (out[0, :, :2] == 0).all()
-    assert (lse[0, :, :2] == -torch.inf).all()
-    assert lse[0, :, 2:].isfinite().all()
-    query, key, value = torch.autograd.grad(projected(out, lse), tensors)
-    assert all(gradient.isfinite().all() for gradient in (query, key, value))
-    for gradient in (query, key, value):
-        assert (gradient[0, :, :2] == 0).all()
-        assert (gradient[0, :, 2:] != 0).any()
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     parts = [(torch.randn(1, 2, 3, 4).to(dtype), torch.randn(1, 2, 3)) for _ in range(5)]
@@ -101,12 +67,6 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
     assert (out.dtype, lse.dtype) == (dtype, torch.float32)
     exact, _ = merge([(x.double(), y.double()) for x, y in parts])
     assert (out.double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()
-
-
-def test_scores_may_be_as_large_as_the_dtype_holds() -> None:
-    out, lse = merge([(torch.ones(1, 1, 1, 2), torch.full((1, 1, 1), x)) for x in (1e30, -1e30, 1e30)])
-    assert out.tolist() == [[[[1.0, 1.0]]]]
-    assert lse.isfinite().all()
 
 
 OUT, LSE = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 5)

@@ -5,21 +5,17 @@ get wrong: numbers at the ends of what single precision holds, threads, and size
 """
 
 import ctypes
-import subprocess
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 
 import posenc
-from posenc import FIRE, ALiBi, DistanceAware, Positions, Shaw, Softcap, compat
-from posenc.backends.native import backend, build, library, operator, processor, structures
+from posenc import FIRE, ALiBi, Positions, Shaw, Softcap, compat
+from posenc.backends.native import backend, library, operator, structures
 from posenc.backends.operands import Form
-from posenc.encoding.pieces import Fold
 from posenc.positions.tiles import Tiling, Visibility
 from posenc.schemes.relative_1d import Relative1D
-from tests.awkward import Pieces
 from tests.rounding import of_sums
 from tests.rows import every_second, with_more
 
@@ -38,16 +34,6 @@ def test_a_library_that_says_something_else_of_a_call_is_refused(monkeypatch: py
     assert not any(name.startswith(("Call.", "Table.")) for name in found)
     with pytest.raises(RuntimeError, match=r"call.h and structures.py differ in Extra.batch, Extra.head"):
         operator._check_fields.__wrapped__(kernel)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("precision", build.PRECISIONS)
-def test_the_source_has_no_warnings(precision: str, tmp_path: Path) -> None:
-    flags = [flag for flag in (*build.FLAGS, *processor.runnable(precision)[0].flags) if flag != "-shared"]
-    command = [*build.compiler().command, *flags, *build.PRECISIONS[precision], "-Wall", "-Wextra", "-Werror"]
-    command += ["-fsyntax-only", str(build.SOURCES / "attention.cpp")]
-    told = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert (told.returncode, told.stderr) == (0, "")
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -76,16 +62,6 @@ def test_sizes_at_the_edges_of_blocks(tokens: int, width: int) -> None:
         torch.testing.assert_close(one.double(), other, rtol=0, atol=bound)
 
 
-def test_scores_that_exponentials_cannot_hold() -> None:
-    """Of some 1,000, either way: weights are 0 and 1, and nothing is NaN."""
-    q, k, v = (torch.randn(1, 2, 300, 16) for _ in range(3))
-    found, truth = single_and_reference(ALiBi(2, "bidirectional"), 200 * q, 20 * k, v)
-    for one, other in zip(found, truth, strict=True):
-        assert one.isfinite().all()
-        # A score of 1,000 is known to 1,000 * 2^-24, and a gradient is a difference of such.
-        torch.testing.assert_close(one.double(), other, rtol=0, atol=2e-4 * max(1.0, other.abs().max().item()))
-
-
 @pytest.mark.parametrize("scheme", [ALiBi(2), FIRE(2), Softcap(5.0)])
 def test_nan_in_a_row_stays_in_it(scheme: posenc.Scheme) -> None:
     q, k, v = (torch.randn(1, 2, 300, 16) for _ in range(3))
@@ -94,27 +70,6 @@ def test_nan_in_a_row_stays_in_it(scheme: posenc.Scheme) -> None:
     assert out[0, 1, 170].isnan().all()
     out[0, 1, 170] = 0.0
     assert out.isfinite().all()
-
-
-def test_any_nan_is_nan_to_a_cap() -> None:
-    """With bits set that an exponential adds its power to."""
-    q, k, v = (torch.randn(1, 2, 300, 16) for _ in range(3))
-    q[0, 1, 170] = torch.tensor(0x7FC001FF, dtype=torch.int32).view(torch.float32)
-    out = posenc.attention(q, k, v, Softcap(5.0), is_causal=True, backend="native")
-    assert out[0, 1, 170].isnan().all()
-
-
-def test_padding_is_never_read() -> None:
-    """Whatever stands there: NaN in keys and values that belong to no text."""
-    mask = torch.ones(2, 80, dtype=torch.bool)
-    mask[0, :13] = mask[1, 60:] = False
-    positions = Positions.padded(mask)
-    q, k, v = (torch.randn(2, 2, 80, 16) for _ in range(3))
-    clean = posenc.attention(q, k, v, ALiBi(2), query_positions=positions, is_causal=True, backend="native")
-    for x in (k, v):
-        x.masked_fill_(~mask[:, None, :, None], torch.nan)
-    out = posenc.attention(q, k, v, ALiBi(2), query_positions=positions, is_causal=True, backend="native")
-    torch.testing.assert_close(out, clean, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -141,46 +96,6 @@ def test_no_digit_of_the_output_depends_on_threads_or_on_the_rest_of_the_batch(
         torch.testing.assert_close(one, found[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("threads", [1, 3, 16])
-@pytest.mark.parametrize("scheme", [Shaw(16, 5), FIRE(2, 8, 50.0)])
-def test_threads_change_no_digit_of_the_output(scheme: posenc.Scheme, threads: int) -> None:
-    """And gradients are the same up to the order of sums, with more threads than heads too."""
-    q, k, v = (torch.randn(1, 2, 700, 16, requires_grad=True) for _ in range(3))
-    made = torch.get_num_threads()
-    found = []
-    try:
-        for number in (2, threads):
-            torch.set_num_threads(number)
-            out = posenc.attention(q, k, v, scheme, is_causal=True, backend="native")
-            found.append((out, torch.autograd.grad(out.sin().sum(), (q, k, v, *scheme.parameters()))))
-    finally:
-        torch.set_num_threads(made)
-    (out, grads), (other, others) = found
-    torch.testing.assert_close(out, other, rtol=0, atol=0)
-    for one, two in zip(grads, others, strict=True):
-        # Sums over 700 are off by sqrt(700) * 2^-24 in either order, and those of tables are longer.
-        torch.testing.assert_close(one, two, rtol=0, atol=1e-5 * max(1.0, one.abs().max().item()))
-
-
-def test_one_call_and_its_repetition_agree_to_the_digit() -> None:
-    q, k, v = (torch.randn(3, 4, 300, 16, requires_grad=True) for _ in range(3))
-    scheme = Shaw(16, 5)
-    leaves = (q, k, v, *scheme.parameters())
-    first, second = (
-        torch.autograd.grad(posenc.attention(q, k, v, scheme, backend="native").sin().sum(), leaves) for _ in range(2)
-    )
-    for one, two in zip(first, second, strict=True):
-        torch.testing.assert_close(one, two, rtol=0, atol=0)
-
-
-def test_nan_is_not_taken_for_a_score_that_relu_cuts_off() -> None:
-    q, k, v = (torch.randn(1, 2, 300, 16) for _ in range(3))
-    q[0, 1, 170, 3] = torch.nan
-    out, lse = posenc.attention(q, k, v, DistanceAware(2), is_causal=True, backend="native", return_lse=True)
-    assert out[0, 1, 170].isnan().all()
-    assert lse.isnan().nonzero().tolist() == [[0, 1, 170]]
-
-
 @pytest.mark.parametrize("threads", with_more([16], [1]))
 def test_each_key_is_of_one_task(threads: int) -> None:
     """On both sides of a gap, in a window: tiles over the same keys begin at different ones."""
@@ -199,19 +114,6 @@ def test_each_key_is_of_one_task(threads: int) -> None:
         torch.set_num_threads(made)
     for one, other in zip(found, truth, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=of_sums(torch.float64, 1900 + 8, other, score=64))
-
-
-def folded(vector: torch.Tensor) -> posenc.Scheme:
-    return Pieces(lambda w: (Fold("Folded", key=w),), w=vector)
-
-
-def test_what_is_added_to_keys_changes_neither_their_precision_nor_their_heads() -> None:
-    q, k = torch.randn(1, 4, 60, 8), torch.randn(1, 2, 60, 8)
-    scheme = folded(torch.randn(1, 1, 60, 8, dtype=torch.float64))
-    found, truth = (posenc.attention(q, k, k, scheme, backend=way) for way in ("native", "reference"))
-    torch.testing.assert_close(found, truth.to(found.dtype))
-    with pytest.raises(ValueError, match="a vector added to the key differs from query head to query head"):
-        posenc.attention(q, k, k, folded(torch.randn(1, 4, 60, 8)), backend="native")
 
 
 def test_the_kernel_is_given_one_precision_alone() -> None:
@@ -301,16 +203,6 @@ def test_a_network_that_is_not_a_number_gives_none() -> None:
             parameter.copy_(kept)
 
 
-def test_in_single_precision_they_lose_no_digits() -> None:
-    """Nor does a cap far above the scores, whose ratio to it is small, or one far below them."""
-    for scheme in (FIRE(4, 32, 200.0), Softcap(50.0), Softcap(0.01), ALiBi(4) + FIRE(4) + Softcap(2.0)):
-        q, k, v = (torch.randn(1, 4, 700, 32) for _ in range(3))
-        found, truth = single_and_reference(scheme, q, k, v, is_causal=True)
-        for one, other in zip(found, truth, strict=True):
-            # Five times the rounding of a score of 8 and of a sum over 700 keys, (8 + sqrt(700)) * 2^-24.
-            torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5 * max(1.0, other.abs().max().item()))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_cap_is_right_to_the_last_digits(dtype: torch.dtype) -> None:
     """Of scores of every size: the log-sum-exp of one key is its score."""
@@ -345,17 +237,6 @@ def test_two_networks_at_once_are_refused() -> None:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_the_threads_that_torch_keeps_there_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = (torch.randn(1, 4, 600, 16, requires_grad=True) for _ in range(3))
-    found = []
-    for pool in (operator.pool, lambda: None):
-        monkeypatch.setattr(operator, "pool", pool)
-        out = posenc.attention(q, k, v, ALiBi(4), is_causal=True, backend="native")
-        found.append((out, *torch.autograd.grad(out.sin().sum(), (q, k, v))))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("threads", [1, 3, compat.FEW_THREADS + 1])
 def test_beside_the_kernel_torch_computes_by_itself_where_threads_are_few(threads: int) -> None:
     made = torch.get_num_threads()
@@ -370,11 +251,3 @@ def test_beside_the_kernel_torch_computes_by_itself_where_threads_are_few(thread
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(made)
-
-
-def test_without_an_openmp_that_is_known_threads_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat, "openmp", lambda name: None)
-    assert library.pool() is None
-    made = torch.get_num_threads()
-    with compat.by_itself() as threads:
-        assert (threads, torch.get_num_threads()) == (made, made)

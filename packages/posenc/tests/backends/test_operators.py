@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
-from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL, compat
+from posenc import T5, ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL, compat
 from posenc.backends.native import operator as native
-from posenc.encoding.pieces import Row
-from tests.awkward import Pieces, disentangled
+from tests.awkward import disentangled
 
 HEADS, HEAD_DIM, TOKENS = 4, 16, 150
 SCHEMES: dict[str, Callable[[], Scheme]] = {
@@ -89,12 +87,6 @@ def test_what_the_operator_promises_the_compiler_is_so(
     assert set(results.values()) == {"SUCCESS"}
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    out = posenc.attention(query, key, value, ALiBi(HEADS).double(), is_causal=True, backend="native")
-    assert isinstance(out, Tensor)
-    return out
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_kernel_gives_the_same_directly_and_by_its_operator(scheme: str) -> None:
     check_directly_and_by_operator(scheme)
@@ -122,37 +114,6 @@ def check_directly_and_by_operator(scheme: str) -> None:
     assert name != "posenc_nativeBackward"
     for one, other in zip(directly, by_operator, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
-
-
-def test_the_operator_is_seen_by_what_looks_for_it() -> None:
-    """A profiler, and a mode that sees every operator."""
-    leaves = [x.requires_grad_() for x in transposed()]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        attend(*leaves).sum().backward()
-    assert {"posenc::native", "posenc::native_backward"} <= {event.name for event in profile.events()}
-    with Seen() as mode:
-        attend(*leaves).sum().backward()
-    assert {"posenc::native", "posenc::native_backward"} <= mode.names
-
-
-def test_tensors_that_are_no_plain_memory_go_through_the_operator() -> None:
-    """Of the kernel, which reads addresses: numbers that a flag negates, zeros without memory, classes of others."""
-    query, key, value = (x.requires_grad_() for x in transposed())
-    torch.testing.assert_close(attend(torch._neg_view(query), key, value), attend(-query, key, value))
-    out = attend(query, key, value)
-    expected = torch.autograd.grad(out, (query, key, value), -torch.ones_like(out), retain_graph=True)
-
-    def check(gradient: Tensor, sign: int = 1) -> None:
-        found = torch.autograd.grad(out, (query, key, value), gradient, retain_graph=True)
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, sign * other)
-
-    check(torch._neg_view(torch.ones_like(out)))
-    check(torch._efficientzerotensor(out.shape, dtype=out.dtype), 0)
-    with pytest.raises(RuntimeError, match=r"Wrapped does not support posenc"):
-        check(Wrapped(torch.ones_like(out)))
-    with pytest.raises(RuntimeError, match=r"posenc::native_backward|Batching rule|batching"):
-        torch.autograd.grad(out, (query, key, value), torch.ones(2, *out.shape).double(), is_grads_batched=True)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # PyTorch's own fused kernel, in vmap
@@ -185,34 +146,6 @@ def test_large_batches_of_short_texts_do_not_go_in_blocks(shape: tuple[int, int,
         assert posenc.explain(x, x, x, scheme(text), is_causal=True).backend == "native"
 
 
-class Wrapped(torch.Tensor):
-    """A class of tensor that holds another one and no memory, and has no operations."""
-
-    @staticmethod
-    def __new__(cls, x: Tensor) -> "Wrapped":
-        made = torch.Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype, strides=x.stride())
-        made.held = x
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.detach.default:
-            return Wrapped(args[0].held)
-        raise RuntimeError(f"Wrapped does not support {func}")
-
-
-class Seen(TorchDispatchMode):
-    """Notes the operators that are called."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(func.name().split(".")[0])
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_forward_mode_derivatives_are_not_lost(scheme: str) -> None:
@@ -233,55 +166,6 @@ def test_forward_mode_derivatives_are_not_lost(scheme: str) -> None:
         posenc.attention(query, key, value, ALiBi(HEADS), is_causal=True, backend="native")
 
 
-@pytest.mark.parametrize("scheme", [None, NoPE(), RoPE(HEAD_DIM), ALiBi(HEADS), T5(HEADS)], ids=str)
-def test_part_of_a_prompt_against_a_cache(scheme: Scheme | None) -> None:
-    query, key, value = (x.float() for x in transposed())
-    found, expected = (
-        posenc.attention(query[:, :, -40:], key, value, scheme, is_causal=True, backend=backend)
-        for backend in ("auto", "reference")
-    )
-    torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("scale", [0.0, -0.5])
-@pytest.mark.parametrize("scheme", [None, ALiBi(HEADS), Shaw(HEAD_DIM, 5), T5(HEADS)], ids=str)
-def test_a_scale_may_be_zero_or_negative(scheme: Scheme | None, scale: float) -> None:
-    tensors = [x.float() for x in transposed()]
-    found, expected = (
-        posenc.attention(*tensors, scheme, is_causal=True, scale=scale, backend=backend)
-        for backend in ("auto", "reference")
-    )
-    torch.testing.assert_close(found, expected)
-
-
-def test_documents_may_have_any_number_but_that_of_padding() -> None:
-    tensors = [x[:1].float() for x in transposed()]
-    document = torch.full((1, TOKENS), -2)
-    positions = Positions(torch.arange(TOKENS)[None], document=document)
-    scheme = ALiBi(HEADS)
-    found, expected = (
-        posenc.attention(*tensors, scheme(positions), is_causal=True, backend=backend)
-        for backend in ("chunked", "reference")
-    )
-    torch.testing.assert_close(found, expected)
-
-
-def falling(scores: Tensor, *_: object) -> Tensor:
-    """A score that falls with the distance from the last key of the row."""
-    keys = scores.size(-1)
-    return scores - 0.1 * (keys - 1 - torch.arange(keys)) * scores
-
-
-def test_a_term_of_whole_rows_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posenc.backends.chunked.SCORES", 1)  # blocks of 64 queries
-    tensors = [x.float() for x in transposed()]
-    found, expected = (
-        posenc.attention(*tensors, Pieces(lambda: (Row(falling),)), is_causal=True, backend=backend)
-        for backend in ("chunked", "reference")
-    )
-    torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("backend", ["auto", "chunked", "reference"])
 def test_a_table_ends_where_it_ends_in_every_backend(backend: str) -> None:
     query, key = torch.randn(1, HEADS, 20, HEAD_DIM), torch.randn(1, HEADS, 320, HEAD_DIM)
@@ -297,13 +181,3 @@ def test_a_table_ends_where_it_ends_in_every_backend(backend: str) -> None:
             is_causal=True,
             backend=backend,
         )
-
-
-def test_a_shift_by_a_fraction_is_no_index() -> None:
-    tensors = [x.float() for x in transposed()]
-    positions = Positions.arange(TOKENS).shift(0.5)  # type: ignore[arg-type]
-    found, expected = (
-        posenc.attention(*tensors, ALiBi(HEADS)(positions), is_causal=True, backend=backend)
-        for backend in ("auto", "reference")
-    )
-    torch.testing.assert_close(found, expected)

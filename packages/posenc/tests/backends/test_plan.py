@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import posenc
-from posenc import T5, ALiBi, FoX, Positions, RoPE, Scheme, SelectiveRoPE
+from posenc import T5, ALiBi, FoX, Positions, RoPE, Scheme
 from posenc.backends.native import library
 from posenc.backends.plan import MOST
 from posenc.backends.request import Request
@@ -43,18 +43,6 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
 
     monkeypatch.setattr(Request, "checked", noted)
     return requests
-
-
-@pytest.mark.parametrize("scheme", [ALiBi(HEADS), T5(HEADS), RoPE(HEAD_DIM)], ids=repr)
-def test_layers_of_a_pass_share_a_plan(scheme: Scheme, made: list[Request]) -> None:
-    """And each has its own numbers."""
-    encoding = scheme(Positions.arange(TOKENS))
-    for _ in range(3):
-        layer = drawn()
-        out = posenc.attention(*layer, encoding, is_causal=True)
-        fresh = posenc.attention(*layer, scheme(Positions.arange(TOKENS)), is_causal=True)
-        torch.testing.assert_close(out, fresh, rtol=0, atol=0)
-    assert len([request for request in made if request.encoding is encoding]) == 1
 
 
 # --- what it depends on -----------------------------------------------------------------------------------------------
@@ -135,15 +123,6 @@ def test_a_plan_is_made_anew_for_another(change: str, made: list[Request]) -> No
     assert len(made) == 3
 
 
-def test_inference_mode_has_plans_of_its_own(made: list[Request]) -> None:
-    """What it makes cannot be trained with, so nothing of it may leave it."""
-    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
-    for state in (torch.no_grad, torch.inference_mode):
-        with state():
-            posenc.attention(*layer, encoding, is_causal=True)
-    assert len(made) == 2
-
-
 def test_a_kernel_that_is_switched_off_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     encoding, layer, asked = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn(), []
 
@@ -161,26 +140,11 @@ def test_a_kernel_that_is_switched_off_is_not_run(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(out, plain, rtol=0, atol=of_sums(torch.float32, HEAD_DIM + TOKENS, layer[2], score=64))
 
 
-def test_a_plan_for_true_is_none_for_one() -> None:
-    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
-    posenc.attention(*layer, encoding, is_causal=True)
-    with pytest.raises(ValueError, match="is_causal must be"):
-        posenc.attention(*layer, encoding, is_causal=1)  # type: ignore[arg-type]
-
-
 def test_a_plan_for_one_device_is_none_for_another() -> None:
     encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
     posenc.attention(*layer, encoding, is_causal=True)
     with pytest.raises(ValueError, match="query is on meta"):
         posenc.attention(*(x.to("meta") for x in layer), encoding, is_causal=True)
-
-
-@pytest.mark.parametrize("wrong", [{"dropout_p": 1.5}, {"backend": "none"}, {"window": 0}], ids=str)
-def test_what_is_refused_is_refused_each_time(wrong: dict[str, Any]) -> None:
-    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
-    for _ in range(2):
-        with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be"):
-            posenc.attention(*layer, encoding, is_causal=True, **wrong)
 
 
 # --- parameters, features and positions -------------------------------------------------------------------------------
@@ -205,16 +169,6 @@ def by_hand(scheme: Kept, positions: Positions) -> Encoding:
     return Encoding(positions, positions, pieces=scheme.score(positions, positions))
 
 
-def test_what_nobody_counts_is_read_anew() -> None:
-    """The terms of an encoding that no scheme has made."""
-    scheme, layer = Kept(), drawn()
-    with torch.no_grad():
-        encoding = by_hand(scheme, Positions.arange(TOKENS))
-        posenc.attention(*layer, encoding)
-        scheme.slope.zero_()  # type: ignore[operator, union-attr]
-        torch.testing.assert_close(posenc.attention(*layer, encoding), posenc.attention(*layer))
-
-
 def test_layers_share_a_plan_and_have_their_own_features(made: list[Request]) -> None:
     encoding, layer = FoX(HEADS)(Positions.arange(TOKENS)), drawn()
     for _ in range(2):
@@ -227,16 +181,6 @@ def test_layers_share_a_plan_and_have_their_own_features(made: list[Request]) ->
     wrong = {"forgotten": torch.randn(1, 1, TOKENS).expand(1, HEADS + 1, TOKENS)}
     with pytest.raises(ValueError, match="feature 'forgotten' of the query must be"):
         posenc.attention(*layer, encoding.with_features(wrong), is_causal=True)
-
-
-def test_layers_share_a_plan_and_have_their_own_rotations(made: list[Request]) -> None:
-    encoding, layer = SelectiveRoPE(HEADS, HEAD_DIM)(Positions.arange(TOKENS)), drawn()
-    for _ in range(2):
-        of_layer = encoding.with_projected({"turned": torch.randn(1, HEADS, TOKENS, HEAD_DIM // 2)})
-        found = posenc.attention(*layer, of_layer, is_causal=True)
-        query, key = of_layer.rotate_query(layer[0]), of_layer.rotate_key(layer[1])
-        torch.testing.assert_close(found, posenc.attention(query, key, layer[2], of_layer.pairs, is_causal=True))
-    assert len(made) == 3  # one of both layers, and one of the pair doors of each
 
 
 @pytest.mark.parametrize(

@@ -4,30 +4,20 @@ The answers are those of the reference backend; these tests hold the file to it.
 of place, has bugs here that are planted in the C++, built, and refused in the family's name.
 """
 
-import ctypes
 import json
-import math
 import re
-import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses import FakeTensorMode
 
 from posenc.backends.native import library, processor
 from posenc.backends.native.proof import KNOWN, MARGIN, PRECISIONS, failures, is_off, measured
-from posenc.backends.native.questions import PLACES, TERMS, questions, scattered
+from posenc.backends.native.questions import PLACES, TERMS, questions
 from tests.backends import known_answers
-from tests.backends.planted import QUICK, Wrong, built, check_place
-
-
-@pytest.fixture(scope="module")
-def right(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The kernel as it is, in double precision, built quickly."""
-    return built(tmp_path_factory.mktemp("right"))
+from tests.backends.planted import Wrong, built, check_place
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -39,25 +29,6 @@ def test_libraries_as_built_here_give_the_known_answers(precision: str) -> None:
     assert {found.path.name: failures(found.kernel, precision) for found in there} == {
         found.path.name: () for found in there
     }
-
-
-@pytest.mark.more
-def test_a_precision_that_there_is_not_is_named(right: ctypes.CDLL) -> None:
-    with pytest.raises(ValueError, match=r"^precision must be 'float', 'double' or 'bfloat16', got 'half'"):
-        failures(right, "half")
-
-
-@pytest.mark.more
-def test_the_callers_modes_change_nothing(right: ctypes.CDLL) -> None:
-    with FakeTensorMode(), torch.inference_mode(), torch.device("meta"), torch.autocast("cpu"):
-        assert failures(right, "double") == ()
-
-
-@pytest.mark.more
-def test_threads_are_left_as_they_were(right: ctypes.CDLL) -> None:
-    before = torch.get_num_threads()
-    failures(right, "double")
-    assert torch.get_num_threads() == before
 
 
 # --- the answers ------------------------------------------------------------------------------------------------------
@@ -105,26 +76,6 @@ def test_an_error_of_a_hundredth_in_one_entry_shows(truth: dict[str, dict[str, t
             wrong = x.flatten().clone()
             wrong[x.abs().argmax()] *= 1.01
             assert is_off(wrong, known, PRECISIONS["float"]), f"{question}: {name}"
-
-
-def test_the_projection_adds_nothing_of_its_own() -> None:
-    """It is as exact as double precision tells of ten thousand numbers, whatever the processor: a sum one by one is off
-    by thousands of roundings of their length, of which a question may allow fewer than eighty."""
-    x = torch.randn(12_978, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    angles = (scattered() * (2 * math.pi))[: len(x)]
-    for found, wave in zip(measured(x), (angles.cos(), angles.sin()), strict=False):
-        assert abs(found - math.fsum((wave * x).tolist())) <= MARGIN * PRECISIONS["double"].unit * x.norm()
-
-
-def test_errors_of_many_entries_do_not_cancel() -> None:
-    """All of them off by as much, rows one place further, the signs of every other row or column: each moves the
-    projection as independent errors would, by about the length of their vector."""
-    x = torch.cat([ask.tensors["query"].flatten() for ask in list(questions())[:3]])[:20_000].view(-1, 16)
-    flipped = x.clone()
-    flipped[::2] *= -1
-    for wrong in (x + 0.1, x * 1.01, x.roll(1, 0), x.roll(1, 1), flipped, x.flip(0)):
-        moved = [a - b for a, b in zip(measured(wrong)[:2], measured(x)[:2], strict=True)]
-        assert torch.tensor(moved).norm() > 0.1 * (wrong - x).norm()
 
 
 def test_what_is_no_number_is_off() -> None:
@@ -211,12 +162,7 @@ FAULTS = (
     ),
     fault(
         "the gradient of a function is that of negative scores too",
-        *(
-            "gradients.h",
-            "s <= all(0) ? all(0) : g * c;",
-            "g * c;",
-            "gradient of the query",
-        ),
+        *("gradients.h", "s <= all(0) ? all(0) : g * c;", "g * c;", "gradient of the query"),
         f"{FUNCTIONS} (relu times",
     ),
     fault(
@@ -354,10 +300,7 @@ def marks_of(number: int) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize(
-    "one",
-    [pytest.param(x, id=x.bug, marks=marks_of(n)) for n, x in enumerate(FAULTS)],
-)
+@pytest.mark.parametrize("one", [pytest.param(x, id=x.bug, marks=marks_of(n)) for n, x in enumerate(FAULTS)])
 def test_a_planted_bug_is_refused_in_its_familys_name(
     one: Fault, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -418,53 +361,7 @@ def test_a_bug_of_bfloat16_alone_is_refused(
     record_property("caught by", found[0])
 
 
-@pytest.mark.more
-@pytest.mark.parametrize("level", [level.name for level in processor.levels("bfloat16")])
-def test_bfloat16_is_right_at_every_level(level: str, tmp_path: Path) -> None:
-    """By the matrix unit, by vector units, and emulated: as far as the processor at hand runs it."""
-    of = {x.name: x for x in processor.runnable("bfloat16")}
-    if level not in of:
-        pytest.skip(f"this processor does not run level {level}")
-    assert failures(built(tmp_path, (), "bfloat16", ("-O1", *of[level].flags)), "bfloat16") == ()
-
-
 # --- what compilers did -----------------------------------------------------------------------------------------------
-
-# The gradient of a function of the score as it stood: g++ 12 at -O3 makes wrong code of its conditional reduction for
-# processors with AVX-512, where columns lie past a table's ends.
-AS_IT_STOOD = """
-template <typename F>
-Real sum_as_it_stood(int64_t from, int64_t to, F f) {
-    Real parts[LANES]{};
-    int64_t j = from;
-    for (; j + LANES <= to; j += LANES)
-        for (int l = 0; l < LANES; l++) parts[l] += f(j + l);
-    Real s = sum(load(parts));
-    for (; j < to; j++) s += f(j);
-    return s;
-}
-template <typename F>
-void give_as_it_stood(const Part& p, Real* line, int64_t i, int64_t left, int64_t right, const Table& t, F f) {
-    const int64_t place = p.place(i, 0, t), inside = std::clamp<int64_t>(-place, left, right);
-    const int64_t outside = std::clamp<int64_t>(t.entries - place, inside, right);
-    for (int64_t j = inside; j < outside; j++) line[place + j] += f(j);
-    line[0] += sum_as_it_stood(left, inside, f);
-    line[t.entries - 1] += sum_as_it_stood(outside, right, f);
-}
-void as_it_stood(const Call& call, const Part& p, int64_t h, int64_t i, int64_t left, int64_t right, const Real* bare,
-                 Real* d_s, Real* line) {
-    if (call.function == CAP) return apply_backward(call, p, h, i, left, right, bare, d_s, line);
-    const auto f = [=](int64_t j) { return bare[j] <= 0 ? Real(0) : d_s[j] * bare[j]; };
-    if (line) give_as_it_stood(p, line, i, left, right, call.factor, f);
-    apply_backward(call, p, h, i, left, right, bare, d_s, nullptr);
-}
-
-class Backward : Buffers {"""
-CONDITIONAL = (
-    Wrong("backward.h", "\nclass Backward : Buffers {", AS_IT_STOOD),
-    Wrong("backward.h", "  apply_backward(call, p, h, i + r,", "  as_it_stood(call, p, h, i + r,"),
-)
-SKYLAKE = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 
 def flags() -> set[str]:
@@ -473,40 +370,3 @@ def flags() -> set[str]:
     except OSError:
         return set()
     return set(re.findall(r"\w+", "".join(re.findall(r"^flags\s*:(.*)$", text, re.MULTILINE)[:1])))
-
-
-def skylake(compiler: str) -> None:
-    """Skips where the compiler or the processor does not know skylake-avx512."""
-    if not flags().issuperset(SKYLAKE):
-        pytest.skip("this processor has not the AVX-512 of skylake-avx512")
-    command = [compiler, "-march=skylake-avx512", "-E", "-x", "c++", "/dev/null"]
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip(f"there is no {compiler} here that compiles for skylake-avx512")
-
-
-AVX512 = ("-O3", "-march=skylake-avx512")
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("precision", ["float", "double"])
-def test_the_kernel_is_right_for_avx512(precision: str, tmp_path: Path) -> None:
-    """As posenc builds it on such a processor, of which any that has AVX-512 runs the code."""
-    skylake("g++")
-    assert failures(built(tmp_path, real=precision, options=AVX512, compiler=["g++"]), precision) == ()
-
-
-@pytest.mark.more
-def test_the_conditional_reduction_as_it_stood_is_refused(tmp_path: Path) -> None:
-    """Where g++ 12 builds it. Without its vectorizer the same lines are right, so it is not they that are."""
-    compiler = "g++-12"
-    skylake(compiler)
-    slow, fast = tmp_path / "slow", tmp_path / "fast"
-    for folder in (slow, fast):
-        folder.mkdir()
-    assert failures(built(slow, CONDITIONAL, options=QUICK, compiler=[compiler]), "double") == ()
-    found = failures(built(fast, CONDITIONAL, options=AVX512, compiler=[compiler]), "double")
-    assert "functions of the score (relu times), window of 9: gradient of the factor" in found
-    assert all(line.startswith("functions of the score (relu times") for line in found)
-    assert all(line.endswith(": gradient of the factor") for line in found)

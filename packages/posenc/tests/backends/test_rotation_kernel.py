@@ -25,8 +25,6 @@ from tests.backends.counting import operations
 from tests.backends.grounds import ATTENDING, case, encoded, with_gradients
 from tests.backends.test_triton import INTERPRETED, ON, interpreted
 
-FILE = Path(__file__)
-ROOT = FILE.parents[4]
 LAYOUTS: tuple[PairLayout, ...] = ("half", "interleaved")
 VIEWS = frozenset({"view", "slice", "_unsafe_view", "unsqueeze", "expand", "alias", "select", "detach"})
 ALLOCATING = frozenset({"empty_like", "empty", "empty_strided"})
@@ -156,12 +154,6 @@ def test_what_watches_or_replaces_operations_sees_them(launched: list[dict[str, 
     assert len(launched) == 1
 
 
-def test_channels_that_are_not_there_are_an_error_and_not_read(launched: list[dict[str, Any]]) -> None:
-    with pytest.raises(RuntimeError):
-        PairRotation(torch.ones(1, 1, 5, 5), torch.ones(1, 1, 5, 5), "half", 8)(torch.randn(1, 1, 5, 8))
-    assert not launched
-
-
 GPU = torch.device("cuda:0")
 
 
@@ -199,18 +191,6 @@ def test_a_kernel_that_cannot_run_is_said_once(tried: list[Exception | None], mo
         monkeypatch.setattr(fused, "_kernel", object)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert not fused.works_on(GPU)
-
-
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("Triton Error [CUDA]: out of memory")]
-)
-def test_a_device_without_memory_to_spare_is_tried_again(error: Exception, tried: list[Exception | None]) -> None:
-    tried += [error, None]
-    with pytest.warns(UserWarning, match="out of memory"):
-        assert not fused.works_on(GPU)
-    assert fused.works_on(GPU)
-    assert fused.works_on(GPU)  # and is known
-    assert not tried
 
 
 def test_nothing_is_tried_while_a_graph_is_captured(
@@ -334,16 +314,6 @@ def test_what_is_beside_x_in_memory_is_not_written(on: torch.device) -> None:
         check(inside, x, turn, 1)
         inside.fill_(torch.nan)
         assert around.isnan().all()
-
-
-def test_some_heads_are_rotated_and_the_others_copied(on: torch.device) -> None:
-    for heads in (4, 8):  # each shared by two query heads, or not
-        turn = rotation(37, 24, heads=range(2, 6), num_heads=8, device=str(on))
-        x = torch.randn(2, heads, 37, 24, device=on, requires_grad=True)
-        out = turn(x)
-        check(out, x, turn, 1)
-        (found,) = torch.autograd.grad(out, x, torch.ones_like(out))
-        check(found, torch.ones_like(out), turn, -1)
 
 
 def test_a_second_derivative_and_one_of_a_checkpoint(on: torch.device) -> None:

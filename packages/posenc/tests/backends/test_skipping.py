@@ -13,7 +13,7 @@ import posenc
 from posenc import FIRE, ALiBi, Positions, Shaw
 from posenc.backends import attention as room
 from posenc.backends.call import Call
-from posenc.backends.skipping import computed_share, counted_blocks
+from posenc.backends.skipping import counted_blocks
 from posenc.encoding.pieces import Bias, Clock, Distance
 from posenc.models.forward_pass import NORMS
 from posenc.scheme import Scheme
@@ -89,37 +89,6 @@ def test_what_is_left_out_weighs_no_more_than_is_said(name: str, queries: int) -
             torch.testing.assert_close(found, right, rtol=0, atol=most * max(1.0, right.abs().max().item()))
 
 
-PLACES = {
-    "packed": lambda: Positions.packed([350, 50, 500]),
-    "padded": lambda: Positions.padded(torch.arange(900)[None] < 800),
-    "ids": lambda: Positions(torch.arange(900)[None] + 5),
-    "a gap": lambda: Positions.cat([Positions.arange(400), Positions.arange(500, start=400).shift(300)]),
-}
-
-
-@pytest.mark.parametrize(
-    ("place", "window"), every_second((place, (None, 333)[n % 4 > 1]) for n, place in enumerate(PLACES))
-)
-def test_so_it_is_wherever_tokens_stand(place: str, window: int | None) -> None:
-    tensors, positions = drawn(900), PLACES[place]()
-    for name in ("alibi", "a clock"):
-        truth = run(name, tensors, "reference", positions, window=window)
-        for found, right in zip(run(name, tensors, "native", positions, window=window), truth, strict=True):
-            bound = of_sums(torch.float64, 900 + 16, right, score=320)  # distances up to 1,200, slopes up to 1/4
-            torch.testing.assert_close(found, right, rtol=0, atol=bound)
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_what_cannot_count_is_not_computed(name: str) -> None:
-    """Of the head that fades fastest, and in the backward pass too; with 0.0 everything is."""
-    q, k, v = drawn(1500)
-    v[:, :, :600] = torch.nan
-    found = run(name, [q, k, v], "native", skip_below=2**-32)
-    assert found[0][0, 0, 1400:].isfinite().all()
-    assert found[2][0, 0, 1400:].isfinite().all()
-    assert run(name, [q, k, v], "native", skip_below=0.0)[0].isnan().all(-1)[0, :, 600:].all()
-
-
 def test_what_lifts_far_keys_is_not_left_out() -> None:
     """Terms of which no bound is made, beside a bias that falls: all is computed."""
     tensors = drawn(700)
@@ -150,25 +119,6 @@ def test_a_far_key_that_is_loud_is_computed(name: str, queries: int) -> None:
     for one, other in zip(found, truth, strict=True):
         # scores of 4e4: 4e4 * 2^-52
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11 * max(1.0, other.abs().max().item()))
-
-
-def test_a_loud_query_sees_further() -> None:
-    """A row by itself: its neighbours in the same block are quiet."""
-    q, k, v = drawn(900)
-    q[:, :, 805] *= 400.0
-    found, truth = (run("alibi", [q, k, v], way) for way in ("native", "reference"))
-    for one, other in zip(found, truth, strict=True):
-        # scores of some 1,000: four times 1,000 * 2^-52
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-12 * max(1.0, other.abs().max().item()))
-
-
-def test_nan_and_infinity_among_keys_are_not_left_out() -> None:
-    q, k, v = drawn(900)
-    for wrong in (torch.nan, torch.inf):
-        k[0, :, 5, 2] = wrong
-        found = posenc.attention(q, k, v, ALiBi(HEADS), is_causal=True, backend="native", skip_below=2**-32)
-        truth = posenc.attention(q, k, v, ALiBi(HEADS), is_causal=True, backend="reference")
-        assert found[0, 0].isnan().any(-1).equal(truth[0, 0].isnan().any(-1))
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1, 1.5, math.nan, "2**-32", True])
@@ -284,15 +234,6 @@ def test_explain_says_how_much_is_computed() -> None:
     assert posenc.explain(q, k, v, ALiBi(HEADS), is_causal=True, attn_mask=torch.ones(1998, 1998).bool()).computed == 1
 
 
-def test_the_share_is_of_what_may_be_seen() -> None:
-    """Of two blocks on the diagonal and one beside it, of every head: the one that is far from all is left out."""
-    q, k, v = drawn(1100)
-    call = given("alibi", [q, k, v], Positions.arange(1100), is_causal=True, skip_below=2**-32)
-    blocks = math.ceil(1100 / 64)
-    left_out = (~counted_blocks(call, 64)).tril().sum().item()  # type: ignore[operator]
-    assert computed_share(call) == pytest.approx(1 - left_out / (HEADS * blocks * (blocks + 1) / 2))
-
-
 # --- a cache that forgets ---------------------------------------------------------------------------------------------
 
 
@@ -314,18 +255,6 @@ def test_a_horizon_is_where_keys_stop_counting() -> None:
         v = torch.eye(tokens, dtype=torch.float64).expand(1, HEADS, -1, -1)
         weights = posenc.attention(q, k, v, scheme, is_causal=True, backend="reference", scale=scale)
         assert weights[0, head, 0, : tokens - at].sum() <= 2**-32
-
-
-def test_what_lies_past_the_horizon_may_be_forgotten() -> None:
-    q, k, v = drawn(900)
-    q, scheme, positions = q[:, :, -1:], ALiBi(HEADS), Positions.arange(900)
-    norms = {"query_norm": q.norm(dim=-1).max().item(), "key_norm": k.norm(dim=-1).max().item()}
-    keep = int(scheme.horizon(900, **norms, scale=0.25)[0])
-    assert keep < 300
-    whole = posenc.attention(q, k, v, scheme, is_causal=True, backend="reference")
-    part = scheme(positions[-1:], positions[-keep:])
-    kept = posenc.attention(q, k[:, :, -keep:], v[:, :, -keep:], part, is_causal=True, backend="reference")
-    torch.testing.assert_close(kept[:, 0], whole[:, 0], rtol=0, atol=2**-30)
 
 
 @pytest.mark.parametrize(
@@ -354,39 +283,6 @@ def test_a_horizon_is_asked_for_with_numbers() -> None:
 # --- terms of which there is no bound ---------------------------------------------------------------------------------
 
 
-def test_a_clock_beside_two_coordinates_leaves_nothing_out() -> None:
-    """A patch twenty lines up is so loud by its place that it wins over what the clock has forgotten since."""
-
-    def plane(r: Tensor) -> Tensor:
-        return (100.0 * ((r[..., 0] == -20) & (r[..., 1] == 0))).double()[None]
-
-    scheme = Pieces(lambda: (Clock("forgotten"), Bias(plane, Distance("Plane", axis=None))))
-    positions, generator = Positions.grid(32, 32), torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(1, 2, 1024, 16, generator=generator, dtype=torch.float64) for _ in range(3))
-    readings = -0.1 * torch.arange(1024, dtype=torch.float64).expand(1, 2, -1)
-    bound = scheme(positions, dtype=torch.float64).with_features({"forgotten": readings})
-    found, truth = (posenc.attention(q, k, v, bound, is_causal=True, backend=way) for way in ("native", "reference"))
-    torch.testing.assert_close(found, truth, rtol=0, atol=of_sums(torch.float64, 1024 + 16, truth, score=256))
-
-
-def test_lengths_are_not_those_of_keys_that_a_vector_is_added_to() -> None:
-    scheme = posenc.AbsoluteInAttention(700, 16) + ALiBi(HEADS)
-    q, k, v = drawn(700)
-    q[..., 0] = q[..., 0].abs() + 1
-    (table,) = scheme.parameters()
-    table.data = torch.zeros(table.shape, dtype=torch.float64)
-    table.data[3, 0] = 4e4
-    norms = torch.linalg.vector_norm(k, dim=-1)
-    for queries in (700, 2):
-        how = {"is_causal": True, "key_norms": norms}
-        at = scheme(Positions.arange(700)[-queries:], Positions.arange(700), dtype=torch.float64)
-        found, truth = (
-            posenc.attention(q[:, :, -queries:], k, v, at, **how, backend=w) for w in ("native", "reference")
-        )
-        # scores of 4e4: 4e4 * 2^-52
-        torch.testing.assert_close(found, truth, rtol=0, atol=1e-11)
-
-
 def test_what_the_kernel_computes_wholly_is_not_said_to_be_left_out() -> None:
     q, k, v = drawn(2000, dtype=torch.float32)
     how = {"is_causal": True}
@@ -408,21 +304,3 @@ def test_places_that_nobody_knows_are_not_taken_for_the_same() -> None:
         patch.setattr(room.bands, "explain", kept.append)
         posenc.explain(q, k, v, scheme, query_positions=x, key_positions=y)
     assert counted_blocks(kept[0], 64) is None
-
-
-@pytest.mark.parametrize("name", with_more(["alibi"], [name for name in SCHEMES if name != "alibi"]))
-def test_single_precision_is_as_exact_with_what_is_left_out_as_without(name: str) -> None:
-    tensors = drawn(1100)
-    truth = run(name, tensors, "reference")[0]
-    scheme, positions = SCHEMES[name](), Positions.arange(1100)
-    for x in scheme.parameters():
-        x.data = torch.linspace(-1, 1, x.numel()).view(x.shape)
-    bound = encoding(scheme, positions, 1100)
-    causal = name not in ON_BOTH_SIDES
-    errors = []
-    for share in (None, 0.0):
-        found = posenc.attention(
-            *(x.float() for x in tensors), bound, is_causal=causal, backend="native", skip_below=share
-        )
-        errors.append((found.double() - truth).abs().max().item())
-    assert errors[0] <= errors[1] + 2**-24

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import posenc
 from posenc import KERPLE, T5, ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
 from posenc.backends import choice
 from posenc.backends.call import Call
@@ -49,23 +48,6 @@ def on_cuda(scheme: Scheme, width: int = 16, dtype: torch.dtype = torch.float32,
 def has_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where it is installed."""
     monkeypatch.setattr(backend, "missing", lambda: None)
-
-
-def test_on_the_cpu_it_says_so() -> None:
-    q = torch.randn(1, 2, 40, 16)
-    assert posenc.explain(q, q, q, Shaw(16, 5)).refusals["triton"] == "it runs only on CUDA devices"
-    with pytest.raises(ValueError, match="backend 'triton' cannot run this: it runs only on CUDA devices; these can: "):
-        posenc.attention(q, q, q, Shaw(16, 5), backend="triton")
-
-
-def test_where_kernels_are_interpreted_auto_does_not_take_them(
-    monkeypatch: pytest.MonkeyPatch, has_triton: None
-) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    q = torch.randn(1, 2, 300, 16)
-    explained = posenc.explain(q, q, q, Shaw(16, 5))
-    assert "triton" not in explained.refusals
-    assert explained.backend != "triton"
 
 
 REFUSED = {
@@ -130,12 +112,6 @@ def test_on_cuda_auto_takes_it_for_what_goes_by_distance(
     taken, told = choice.choose(on_cuda(scheme))
     assert taken.name == expected
     assert why in told
-
-
-def test_where_it_refuses_auto_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "missing", lambda: "Triton is not installed")
-    for scheme in (Relative1D(300, 16), ALiBi(2), T5(2)):
-        assert choice.choose(on_cuda(scheme))[0].name == "flex"
 
 
 # --- which tasks there are --------------------------------------------------------------------------------------------
@@ -239,24 +215,3 @@ def test_a_ceiling_is_seen_to_be_exceeded() -> None:
     assert more.exceeds(x, True) == ["spills", "shared", "registers", "loops"]
     assert more.exceeds(x, False) == ["spills", "shared"]
     assert replace(x, loops=(*x.loops, ceilings.Loop(9, 1))).exceeds(x, True) == ["loops"]
-
-
-LISTING = """
-        /*0000*/                   LDC R1, c[0x0][0x28] ;
-.L_x_1:
-        /*0010*/                   IADD3 R2, R2, 0x1, RZ ;
-.L_x_2:
-        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24 ;
-        /*0030*/                   STL [R1], R3 ;
-        /*0040*/              @!P0 BRA `(.L_x_2) ;
-.L_x_3:
-        /*0050*/                   FADD R4, R4, R5 ;
-        /*0060*/               @P1 BRA `(.L_x_3) ;
-        /*0070*/               @P2 BRA `(.L_x_1) ;
-        /*0080*/                   EXIT ;
-"""
-
-
-def test_of_a_listing_the_innermost_loops_with_products_are_counted() -> None:
-    """And not a loop that only copies, nor one around another."""
-    assert ceilings._loops(LISTING) == [ceilings.Loop(3, 1)]

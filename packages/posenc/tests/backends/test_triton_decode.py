@@ -13,14 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import FIRE, T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
 from posenc.backends import choice
 from posenc.backends.request import Request
 from posenc.backends.triton import backend, launch, steps
-from posenc.models import KVCache
 from tests.awkward import clocked, learned_slope
 from tests.backends import ceilings, grounds
 from tests.backends.grounds import (
@@ -31,7 +29,6 @@ from tests.backends.grounds import (
     Case,
     Place,
     case,
-    coarse,
     encoded,
     last,
     packed,
@@ -141,25 +138,6 @@ def test_heads_that_share_keys(
     check_as_exact_as_the_reference(case(name, "the end", 37, "causal", heads=heads, kv_heads=kv_heads), on)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["alibi", "shaw", "featured", "fire"])
-@pytest.mark.usefixtures("small")
-def test_half_precision(name: str, dtype: torch.dtype, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """See `test_triton.test_half_precision`; there is no backward pass."""
-    monkeypatch.setitem(grounds.PLACES, "the end", Place(lambda n: last(Positions.arange(n), 2)))
-    it = case(name, "the end", TOKENS, "causal", heads=4, kv_heads=2)
-    with torch.no_grad():
-        for x in (*it.scheme.parameters(), it.query, it.key, it.value, *it.features.values()):
-            x.copy_(coarse(x))
-        truth = it.to(torch.float64).attend("reference", return_lse=True)
-        plain = it.to(dtype).attend("reference", return_lse=True)
-        found = it.to(dtype).to(on).attend("triton", return_lse=True)
-    u = torch.finfo(dtype).eps / 2
-    for one, other, expected in zip(found, plain, truth, strict=True):
-        largest = float(expected.abs().max())
-        assert error(one.double().cpu(), expected) <= 2 * error(other.double(), expected) + 8 * u * largest
-
-
 def step_of(tokens: int, queries: int, on: torch.device, heads: int = 6, kv_heads: int = 2) -> tuple[Tensor, ...]:
     return tuple(
         torch.randn(2, h, n, 16, device=on) for h, n in ((heads, queries), (kv_heads, tokens), (kv_heads, tokens))
@@ -188,25 +166,6 @@ def test_a_cache_is_read_where_it_lies(on: torch.device) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_what_belongs_to_no_text_is_never_read(on: torch.device) -> None:
-    """NaN in keys and values between, before and after the texts. Rows that see nothing are zeros."""
-    mask = torch.ones(3, TOKENS, dtype=torch.bool)
-    mask[0, :13] = mask[1, 30:41] = mask[2] = False
-    positions = Positions.padded(mask).with_layout().to(on)
-    q, k, v = (torch.randn(3, h, n, 16, device=on) for h, n in ((6, 3), (2, TOKENS), (2, TOKENS)))
-    at = {"query_positions": positions[-3:], "key_positions": positions}
-    out, lse = decoded(q, k, v, ALiBi(6), **at)
-    for x in (k, v):
-        x.masked_fill_(~mask.to(on)[:, None, :, None], torch.nan)
-    again = decoded(q, k, v, ALiBi(6), **at)
-    assert torch.equal(out, again[0])
-    assert torch.equal(lse, again[1])
-    assert (out[2] == 0).all()
-    assert (lse[2] == -torch.inf).all()
-    assert lse[:2].isfinite().all()
-
-
-@pytest.mark.usefixtures("small")
 def test_every_number_is_written(on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a row or a part of the keys has nothing to attend to: buffers are NaN before."""
     positions = Positions.padded(torch.tensor([[1] * 10 + [0] * 45, [0] * 50 + [1] * 5]).bool()).with_layout().to(on)
@@ -221,38 +180,6 @@ def test_every_number_is_written(on: torch.device, monkeypatch: pytest.MonkeyPat
     found = decoded(q, k, v, Shaw(16, 5), query_positions=positions[-3:], key_positions=positions)
     for x in found:
         assert not x.isnan().any()
-
-
-@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # NumPy's, in the interpreter
-@pytest.mark.usefixtures("small")
-def test_nan_in_a_row_stays_in_it(on: torch.device) -> None:
-    q, k, v = step_of(TOKENS, 3, on)
-    q[0, 1, 2, 3] = torch.nan
-    out, _ = decoded(q, k, v, Shaw(16, 5))
-    assert out[0, 1, 2].isnan().all()
-    out[0, 1, 2] = 0.0
-    assert out.isfinite().all()
-
-
-def test_scores_that_exponentials_cannot_hold(on: torch.device) -> None:
-    q, k, v = step_of(150, 2, on)
-    out, lse = decoded(200 * q, 20 * k, v, ALiBi(6))
-    truth, of_truth = decoded(200 * q.double(), 20 * k.double(), v.double(), ALiBi(6), "reference")
-    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-3)  # scores of 10,000 are known to 0.001
-    torch.testing.assert_close(lse.double(), of_truth, rtol=2e-6, atol=0)
-    assert lse.abs().max() > 1000
-
-
-@pytest.mark.parametrize("queries", [1, 3])
-def test_any_number_of_parts_is_the_same(queries: int, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to rounding: 4 for the sums of both."""
-    scheme, (q, k, v), found = T5(2), step_of(150, queries, on, 2, 1), []
-    for least in (1000, 64, 8):
-        monkeypatch.setattr(steps, "LEAST", least)
-        found.append(decoded(q, k, v, scheme))
-    for out, lse in found[1:]:
-        torch.testing.assert_close(out, found[0][0], rtol=0, atol=4 * 8 * U * float(v.abs().max()))
-        torch.testing.assert_close(lse, found[0][1], rtol=8 * U, atol=8 * U)
 
 
 def test_a_cache_of_more_elements_than_32_bits_count(on: torch.device) -> None:
@@ -401,21 +328,6 @@ def test_rows_of_several_lengths_are_one_copy(launches: Launches) -> None:
     assert sorted(found) == sorted(expected)
 
 
-class Written(TorchDispatchMode):
-    """The number of operations, and the largest tensor that one of them makes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations, self.most = 0, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if not func.is_view and isinstance(out, Tensor):
-            self.operations += 1
-            self.most = max(self.most, out.numel())
-        return out
-
-
 STEPS: dict[str, tuple[Callable[[], Scheme], int]] = {  # and operations beside the kernels, at most
     "ALiBi": (lambda: ALiBi(12), 50),
     "T5": (lambda: T5(12), 75),
@@ -423,56 +335,6 @@ STEPS: dict[str, tuple[Callable[[], Scheme], int]] = {  # and operations beside 
     "FoX": (lambda: clocked(12), 20),
     "FIRE": (lambda: FIRE(12), 65),
 }
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_the_cache_is_not_copied(name: str, launches: Launches) -> None:
-    """bfloat16 keys and values of a `KVCache` are read where they are; the reference converts all of them."""
-    make, most = STEPS[name]
-    scheme, cache, tokens = make(), KVCache(), 2000
-    k, v = (torch.randn(1, 3, tokens, 64).bfloat16() for _ in range(2))
-    cache.append(0, k, v)
-    cache._commit(Positions.arange(tokens))
-    at = Positions.arange(1, start=tokens)
-    with torch.no_grad():
-        k, v, _ = cache.append(0, k[:, :, :1], v[:, :, :1])
-        q = torch.randn(1, 12, 1, 64).bfloat16()
-        encoding = scheme(at, Positions.arange(tokens + 1))
-        if name == "FoX":
-            encoding = encoding.with_features(
-                {"clock": torch.zeros(1, 12, 1)}, {"clock": torch.zeros(1, 12, tokens + 1)}
-            )
-        counts = {}
-        for way in ("triton", "reference"):
-            with Written() as counts[way]:
-                posenc.attention(q, k, v, encoding, is_causal=True, backend=way)
-    assert launches.names == ["decode", "decode_merge"]
-    for of, x in (("k", k), ("v", v)):
-        assert launches.given[0][2][of].data_ptr() == x.data_ptr()
-        assert launches.given[0][2][f"{of}_head"] == x.stride(1)
-    # A number for each head and token, as of a clock or a piecewise linear function, but none for each channel.
-    assert counts["triton"].most <= 12 * (tokens + 1)
-    assert counts["reference"].most >= 3 * tokens * 64
-    assert counts["triton"].operations <= most
-
-
-MULTIPROCESSORS, REGISTERS = 132, 2**16  # of an H100, and of each of them
-
-
-@pytest.mark.parametrize("name", STEPS)
-def test_all_programs_run_at_once(name: str, launches: Launches) -> None:
-    """As far as registers say: a few that wait for the others would take as long as these again."""
-    tokens = 16_384
-    q, k = (torch.empty(1, dtype=torch.bfloat16).expand(8, h, n, 64) for h, n in ((12, 1), (3, tokens)))
-    encoding = STEPS[name][0]()(Positions.arange(1, start=tokens - 1), Positions.arange(tokens))
-    if name == "FoX":
-        clock = torch.zeros(1).expand(8, 12, tokens)
-        encoding = encoding.with_features({"clock": clock[..., :1]}, {"clock": clock})
-    with torch.no_grad():
-        posenc.attention(q, k, k, encoding, is_causal=True, backend="triton")
-    _, grid, given = launches.given[0]
-    at_once = MULTIPROCESSORS * (REGISTERS // (32 * given["num_warps"] * -(-given["maxnreg"] // 8) * 8))
-    assert 0.9 * at_once <= math.prod(grid) <= at_once
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -579,19 +441,6 @@ def test_they_compile_without_spills(
         figures = ceilings.figures_of(ceilings.compiled(kernel, given, capability), given)
         assert figures.spills <= SPILLED.get((name, capability), 0)
         assert figures.shared <= ROOM
-
-
-@pytest.mark.triton
-@pytest.mark.skipif(INTERPRETED, reason="the kernels are interpreted in this process")
-def test_a_kernel_serves_all_lengths() -> None:
-    """No number that changes from step to step is known when a kernel is compiled; strides are, and what belongs to a
-    model."""
-    numbers = {p.name for p in launch.kernel_of("decode").params if not p.is_constexpr}
-    fixed = {p.name for p in launch.kernel_of("decode").params if not p.is_constexpr and not p.do_not_specialize}
-    strides = {f"{x}_{of}" for x, of in itertools.product("qkv", ("batch", "head", "row"))}
-    tensors = {*"qkv", "out", "lse", *steps.TABLES, "slopes", *launch.OTHERS, *steps.MORE.values()}
-    assert fixed - strides - tensors == {"slopes_head", "key_norms", "faint", "tiles", "heads", "groups", "scale"}
-    assert numbers > fixed
 
 
 # --- keys that are not read -------------------------------------------------------------------------------------------

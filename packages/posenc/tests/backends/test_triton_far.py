@@ -13,16 +13,12 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import T5, ALiBi, Positions, Shaw
-from posenc.backends.triton import launch, operator
+from posenc import T5, ALiBi, Shaw
+from posenc.backends.triton import launch
 from tests.backends.grounds import PLACES, WAYS, Case, case, refuses
-from tests.backends.test_triton import (
-    INTERPRETED,
-    both,
-    check_as_exact_as_the_reference,
-    interpreted,
-    on,  # noqa: F401
-)
+from tests.backends.test_triton import INTERPRETED, both, check_as_exact_as_the_reference, interpreted, on
+
+__all__ = ["on"]  # a fixture
 
 SMALL = (launch.Sizes(16, 16, 16, 4, 1),)
 FILE = str(Path(__file__))
@@ -80,38 +76,23 @@ SWEEP = [*sweep(), *(pytest.param(*x) for x in ENDING)]
 
 @pytest.mark.parametrize(("name", "place", "way", "heads", "kv_heads"), SWEEP)
 def test_every_place_in_every_way(
-    name: str,
-    place: str,
-    way: str,
-    heads: int,
-    kv_heads: int,
-    on: torch.device,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, place: str, way: str, heads: int, kv_heads: int, on: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text of 37 is two blocks of 16 and a rest."""
     monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
     check_as_exact_as_the_reference(case(name, place, 37, way, heads=heads, kv_heads=kv_heads), on)
 
 
-def test_all_places_and_ways_are_among_those_of_make_triton() -> None:
-    now = [param.values for param in SWEEP if not param.marks]
-    assert {x[1] for x in now} == set(TILED)
-    assert {x[2] for x in now} == set(ASKED)
-    assert {x[0] for x in now} >= {"clocked", "bent line", "transformer_xl", "distance_aware", "shaw values"}
-
-
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def everything(it: Case, on: torch.device) -> dict[str, Tensor]:  # noqa: F811
+def everything(it: Case, on: torch.device) -> dict[str, Tensor]:
     return both(it, "triton", torch.float32, on)
 
 
 @pytest.mark.parametrize("name", ["shaw+alibi", "clocked"])
 def test_every_number_is_written_and_the_same_each_time(
-    name: str,
-    on: torch.device,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, on: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In PyTorch's deterministic mode memory that nobody wrote to is NaN; then not a bit of any output or gradient
     differs."""
@@ -128,20 +109,8 @@ def test_every_number_is_written_and_the_same_each_time(
         assert torch.equal(x, poisoned[what]), what
 
 
-@pytest.mark.parametrize(("most", "name"), [(1, "shaw+alibi"), (10**6, "t5 bidirectional")])
-def test_however_many_programs_share_a_window_of_distances(
-    most: int,
-    name: str,
-    on: torch.device,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
-    monkeypatch.setattr(operator, "PARTIAL_SUMS", most)
-    check_as_exact_as_the_reference(case(name, "padded left and right", 37, "both", heads=2, kv_heads=1), on)
-
-
 @pytest.mark.parametrize("scheme", [Shaw(16, 5), ALiBi(1), T5(1)], ids=["windows", "a line", "a table"])
-def test_indices_beyond_32_bits(scheme: posenc.Scheme, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_indices_beyond_32_bits(scheme: posenc.Scheme, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, and texts of a batch, 2^31 elements apart and more, of which only what is read takes memory."""
     monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
     whole = torch.empty(2**31 + 2**29, dtype=torch.float16, device=on)
@@ -165,10 +134,7 @@ def _with_gradient(x: Tensor, scheme: posenc.Scheme) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("scheme", [Shaw(16, 5), ALiBi(2)], ids=["windows", "a line"])
-def test_nan_in_a_query_reaches_no_key_that_it_does_not_see(
-    scheme: posenc.Scheme,
-    on: torch.device,  # noqa: F811
-) -> None:
+def test_nan_in_a_query_reaches_no_key_that_it_does_not_see(scheme: posenc.Scheme, on: torch.device) -> None:
     q, k, v = (torch.randn(1, 2, 70, 16, device=on, requires_grad=True) for _ in range(3))
     with torch.no_grad():
         q[0, :, 35, 3] = torch.nan
@@ -182,20 +148,3 @@ def test_nan_in_a_query_reaches_no_key_that_it_does_not_see(
     others = [channel for channel in range(16) if channel != 3]  # of that one, 0 times NaN is NaN in any product
     assert of_k[0, :, 36:, others].isfinite().all()
     assert of_v[0, :, 36:].isfinite().all()
-
-
-def test_what_lies_beyond_a_block_is_not_read(on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    """Far pairs are loaded without masks: tensors of exactly so many tokens, between NaN."""
-    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
-    positions = Positions.arange(53, start=3)
-    q, k, v = (torch.full((1, 2, 90, 16), torch.nan, device=on) for _ in range(3))
-    for x in (q, k, v):
-        x[:, :, 20:73] = torch.randn(53, 16, device=on)
-    scheme = Shaw(16, 5).to(on)
-    found, plain = (
-        posenc.attention(*x, scheme, query_positions=positions.to(on), backend="triton")
-        for x in ([x[:, :, 20:73] for x in (q, k, v)], [x[:, :, 20:73].contiguous() for x in (q, k, v)])
-    )
-    assert isinstance(found, Tensor)
-    assert found.isfinite().all()
-    torch.testing.assert_close(found, plain, rtol=0, atol=0)

@@ -1,6 +1,5 @@
 """How the kernels for CUDA are launched: what is settled before, copied once, or refused. None of this needs a GPU."""
 
-import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -34,15 +33,6 @@ def precision() -> Iterator[Any]:
     if before is not None:
         settings.fp32_precision = before
     torch.set_float32_matmul_precision("highest")
-
-
-def test_products_are_as_precise_as_pytorchs(precision: Any) -> None:
-    assert not compat.multiplies_in_tf32()
-    for setting, expected in (("high", True), ("medium", True), ("highest", False)):
-        torch.set_float32_matmul_precision(setting)
-        assert compat.multiplies_in_tf32() == expected
-    precision.allow_tf32 = True
-    assert compat.multiplies_in_tf32()
 
 
 def test_the_new_setting_is_read_where_there_is_one(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,16 +204,6 @@ def test_tasks_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.tasks(70) is not first
 
 
-def test_the_allocator_is_told_once_of_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the memory is freed, it waits for all that these streams have to do then."""
-    gpu = Device(monkeypatch)
-    for gpu.stream in (0, 0, 7, 0, 7):
-        gpu.tasks(70)
-    assert gpu.streams == [0, 7]
-    gpu.tasks(71)
-    assert gpu.streams == [0, 7, 7]
-
-
 def test_what_a_graph_reads_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Device(monkeypatch)
     first = gpu.tasks(70)
@@ -251,28 +231,6 @@ def test_a_graph_that_was_not_warmed_up_reads_what_is_copied_beside_it(monkeypat
     assert threading.get_ident() not in gpu.relaxed  # the caller's own mode stays
     assert gpu.streams == [0]
     assert len(lists._CAPTURED) == 1
-
-
-def test_a_thread_is_relaxed_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch has no function for it. Where there is no such driver, nothing is changed."""
-    modes: list[int] = []
-
-    def exchange(mode: Any) -> int:
-        modes.append(mode._obj.value)
-        return 0
-
-    def load(name: str) -> Any:
-        assert name == "libcuda.so.1"
-        return SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
-
-    def missing(name: str) -> Any:
-        raise OSError(name)
-
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    lists._relax()
-    monkeypatch.setattr(ctypes, "CDLL", missing)
-    lists._relax()
-    assert modes == [2]  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 # --- what kernels are compiled for ------------------------------------------------------------------------------------
@@ -332,13 +290,6 @@ def test_slopes_are_as_exact_as_the_bias(past: int, reach: int | None) -> None:
     expected = torch.tensor([[-0.1, -0.2]]) if past + 1 != reach else torch.zeros(1, 2)  # no pair is beyond
     assert (given.tensors["slopes"] - expected).abs().max() <= 2 * 2.0**-24 * (0.3 * past / over + 2 * 0.2)
     assert given.tensors["bias"].size(1) == min(2 * past + 1, 59)
-
-
-def test_two_lines_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a cutoff and without: beyond the further one."""
-    given = backend._Lines(asked(lined(3) + lined(9, 60), Positions.arange(30)))
-    torch.testing.assert_close(given.tensors["slopes"], torch.tensor([[-0.2, -0.4]]), rtol=0, atol=2.0**-22)
-    assert given.tensors["bias"].size(1) == 19
 
 
 def test_gaps_of_any_length_need_no_table_of_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,17 +175,6 @@ def test_what_is_computed_is_what_is_explained(
     assert posenc.explain(q, k, v, bound, is_causal=is_causal, skip_below=0.0).computed == 1
 
 
-def test_no_more_is_computed_than_is_explained(on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a program's tokens are of two blocks: documents begin anywhere."""
-    possible = torch.ones(3, 3, dtype=torch.bool).tril().triu(-1)  # the first block is of the first document alone
-    seen = visited("a line", on, True, place="packed") & possible
-    q, k, v = drawn(torch.float32, on)
-    _, bound = encoding("a line", PLACES["packed"]().with_layout().to(on), TOKENS, torch.float32)
-    monkeypatch.setattr(choice, "choose", lambda call: (backend.TRITON, "it is asked"))
-    told = posenc.explain(q, k, v, bound, is_causal=True, skip_below=SHARE)
-    assert float(seen.sum() / (HEADS * possible.sum())) <= told.computed <= 1
-
-
 def test_a_key_of_a_large_norm_is_not_left_out(on: torch.device) -> None:
     """However far, it counts for queries that point its way; what is between is computed too."""
     positions = Positions.arange(TOKENS, device=on)
@@ -215,9 +204,3 @@ def test_what_cannot_count_is_not_computed_in_the_backward_pass(on: torch.device
     for x in (d_key, d_value):
         assert x[0, 1, :SPAN].isnan().all()
     assert d_value[0, 0, :SPAN].isfinite().all()
-
-
-def test_a_compiled_graph_leaves_out_as_much(on: torch.device) -> None:
-    """One for all lengths, too."""
-    compiled = torch.compile(posenc.attention, fullgraph=True, dynamic=True, backend="aot_eager")
-    assert torch.equal(visited("a line", on, True, compiled)[0], torch.ones(3, 3, dtype=torch.bool).tril().triu(-1))

@@ -28,7 +28,6 @@ from posenc import (
 )
 from posenc.backends.native import library, operator
 from posenc.encoding.pieces import Fold
-from posenc.rotation.phases import PairRotation
 from tests import awkward
 from tests.backends.grounds import KINDS, Case, packed, padded, with_gradients
 from tests.backends.test_parity import check_close
@@ -183,14 +182,6 @@ def test_these_are_turned_before_the_kernel(name: str, left: list[bool]) -> None
     assert left == [False]
 
 
-def test_learned_frequencies_are_left_to_the_kernel_where_nothing_has_a_gradient(left: list[bool]) -> None:
-    it = case_of(Convention(lambda: MixedRoPE(HEAD_DIM, KV_HEADS), lambda: along_axes(2)))
-    with torch.no_grad():
-        found, truth = ((it.attend(way, return_lse=True)) for way in ("native", "reference"))
-    assert left == [True]
-    torch.testing.assert_close(found, truth)
-
-
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "chunked", "reference"])
 def test_every_other_backend_is_given_rotated_queries_and_keys(backend: str, left: list[bool]) -> None:
     it = case_of(CONVENTIONS["a turn that lengthens"])
@@ -215,15 +206,6 @@ def test_what_the_kernel_leaves_out_goes_by_rotated_lengths() -> None:
     assert posenc.explain(q, k, v, ALiBi(4), is_causal=True).computed < 1.0
 
 
-def test_a_turn_of_other_tokens_or_channels_is_refused_as_before() -> None:
-    q = torch.randn(2, HEADS, 5, 8)
-    for run in (posenc.attention, posenc.explain):
-        with pytest.raises(ValueError, match="the rotation was made for head_dim 12, got q or k of head_dim 8"):
-            run(q, q, q, RoPE(HEAD_DIM))
-        with pytest.raises(ValueError, match="the rotation was made for keys of 2 heads, got 4"):
-            run(q, q, q, MixedRoPE(8, 2), query_positions=Positions.grid(1, 5))
-
-
 def test_a_transformation_of_functions_has_the_derivative_of_the_turn() -> None:
     """Frequencies that a function is differentiated by; inside, their tensors do not say so."""
     positions = Positions.arange(9)
@@ -240,25 +222,3 @@ def test_a_transformation_of_functions_has_the_derivative_of_the_turn() -> None:
     (expected,) = torch.autograd.grad(run(speed), speed)
     torch.testing.assert_close(torch.func.grad(run)(speed.detach()), expected)
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(run))(speed.detach()[None]), expected[None])
-
-
-def test_a_second_derivative_is_refused_by_the_kernel_and_right_elsewhere() -> None:
-    it = case_of(CONVENTIONS["half"])
-    leaves = (it.query, it.key, it.value)
-
-    def gradients(backend: str) -> Tensor:
-        (out,) = it.attend(backend)
-        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
-        return torch.cat([g.flatten() for g in torch.autograd.grad(sum(g.square().sum() for g in first), leaves)])
-
-    assert gradients("reference").abs().max() > 0.1
-    with pytest.raises(ValueError, match="have only a first derivative: pass backend='reference'"):
-        gradients("native")
-
-
-def test_cos_and_sin_are_not_copied_for_the_heads() -> None:
-    rotation = RoPE(HEAD_DIM)(Positions.arange(9)).rotations[0].query
-    assert isinstance(rotation, PairRotation)
-    x = torch.randn(2, HEADS, 9, HEAD_DIM)
-    assert rotation.fitted_to(x) is rotation
-    assert rotation.of_tokens(slice(2, 5)).cos.data_ptr() == rotation.cos[:, :, 2:].data_ptr()
