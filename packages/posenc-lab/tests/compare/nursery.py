@@ -8,7 +8,6 @@ import errno
 import importlib
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -24,7 +23,6 @@ WATCHED = ("write", "fsync", "replace", "unlink", "ftruncate")
 SIGNALS = {
     "kill": [signal.SIGKILL],
     "stop": [signal.SIGSTOP],
-    "term": [signal.SIGTERM],
     "twice": [signal.SIGINT, signal.SIGINT],
     "full": [],
 }
@@ -34,14 +32,12 @@ SIGNALS = {
 class Trouble:
     """What happens just before the ``at``-th thing done to a file.
 
-    "kill", "stop", "term": the signal; "twice": two interrupts; "full": the disk takes nothing more. Where a write ends
+    "kill", "stop": the signal; "twice": two interrupts; "full": the disk takes nothing more. Where a write ends
     with it, half of it is written.
     """
 
     at: int = 0  # never
     what: str = "stop"
-    largest: int = 0  # bytes that a file can grow to, if not 0
-    report: bool = False  # whether the report is drawn
 
 
 @dataclass(frozen=True)
@@ -150,12 +146,9 @@ def child(arguments: list[str], trouble: Trouble, pipes: list[int]) -> None:
 
     for number, pipe in enumerate(pipes, 1):
         os.dup2(pipe, number)
-    if trouble.largest:  # what goes past it is refused, as Python ignores the signal
-        resource.setrlimit(resource.RLIMIT_FSIZE, (trouble.largest, trouble.largest))
-    if not trouble.report:
-        nothing: Any = SimpleNamespace(write=lambda records, out: out, terminal_table=lambda records: "the table")
-        sys.modules["posenc_lab.compare.report"] = nothing
-        lab.report = nothing  # type: ignore[attr-defined]
+    nothing: Any = SimpleNamespace(write=lambda records, out: out, terminal_table=lambda records: "the table")
+    sys.modules["posenc_lab.compare.report"] = nothing
+    lab.report = nothing  # type: ignore[attr-defined]
     assert train.train.__kwdefaults__ is not None
     train.train.__kwdefaults__["save_seconds"] = 0.0  # a checkpoint after every step
     watch(trouble)

@@ -1,10 +1,7 @@
-"""A training in which several processes could go wrong, and a program that torchrun starts."""
+"""A training in which several processes could go wrong."""
 
 import os
-import signal
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,33 +76,3 @@ def learn(folder: str, batch_size: str, stop: str = "0", unused: str = "yes") ->
             assert torch.equal(other[name], value), name
     if not os.environ.get("RANK", "0").strip("0"):
         np.savez(Path(folder, "learned.npz"), **{name: value.numpy() for name, value in found.items()})
-
-
-def main() -> int:
-    """The command line of ``posenc``, with a checkpoint after every step, and without a report. ``DIES`` is the number
-    of a process and of the batch before which it kills itself when it is first started."""
-    from posenc.command import cli, compare
-    from posenc_lab.compare import train as training
-
-    nothing: Any = SimpleNamespace(write=lambda records, out: out, terminal_table=lambda records: "the table")
-    sys.modules["posenc_lab.compare.report"] = nothing
-    compare.report = nothing  # type: ignore[attr-defined]
-    assert training.train.__kwdefaults__ is not None
-    training.train.__kwdefaults__["save_seconds"] = 0.0
-    dies, number = os.environ.get("DIES", "-1 0").split()
-    if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == (dies, "0"):
-        batch, left = training.batch, int(number)
-
-        def last(*given: Any) -> Tensor:
-            nonlocal left
-            left -= 1
-            if not left:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return batch(*given)
-
-        training.batch = last  # type: ignore[assignment]
-    return cli.main()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,16 +1,12 @@
 """The smallest comparison that is one, and text for it."""
 
 import errno
-import io
 import os
-import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.tasks import complete
@@ -62,26 +58,3 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, takes: int) -> None:
         return write(descriptor, part)
 
     monkeypatch.setattr(os, "write", writing)
-
-
-class Evil:
-    """A pickle of this makes a folder when it is loaded."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
-        return os.mkdir, (str(self.folder),)
-
-
-def evil_bytes(folder: Path, zipped: bool) -> bytes:
-    """What makes ``folder`` where it is loaded as a pickle, by itself or as `torch.save` has it; and that it does."""
-    buffer = io.BytesIO()
-    if zipped:
-        torch.save({"model": Evil(folder)}, buffer)
-        torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
-    else:
-        pickle.dump(Evil(folder), buffer)
-        pickle.loads(buffer.getvalue())
-    folder.rmdir()
-    return buffer.getvalue()

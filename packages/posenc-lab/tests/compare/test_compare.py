@@ -13,7 +13,6 @@ from posenc_lab.compare.evaluate import plan
 from posenc_lab.compare.tasks import from_toml
 from posenc_lab.kit.records import FILE, Record, key, read
 from tests.compare.small import SCHEMES, small_config, untimed, write_text
-from tests.rows import first_of
 
 
 def planned(config: CompareConfig) -> list[tuple[Any, ...]]:
@@ -122,9 +121,7 @@ def test_schemes_and_seeds_can_be_added_later(tmp_path: Path) -> None:
     assert measured(compare(both, tmp_path / "out")) == planned(both)
 
 
-@pytest.mark.parametrize(
-    ("at", "number"), first_of([(33, signal.SIGINT), (2, signal.SIGINT), (9, signal.SIGTERM), (60, signal.SIGTERM)])
-)
+@pytest.mark.parametrize(("at", "number"), [(33, signal.SIGINT), (9, signal.SIGTERM)])
 def test_interrupted_and_resumed_is_the_same_as_never_stopped(
     whole: Path, tmp_path: Path, at: int, number: signal.Signals
 ) -> None:
@@ -140,20 +137,6 @@ def test_interrupted_and_resumed_is_the_same_as_never_stopped(
     assert untimed(records) == untimed(read(whole / "out"))
 
 
-def test_schemes_that_cannot_be_compared(tmp_path: Path) -> None:
-    text = write_text(tmp_path / "text")
-    for schemes, message in (
-        (("segment",), "schemes must do without segments, of which plain text has none, got 'segment'"),
-        (("rope+segment",), "of which plain text has none, got 'rope\\+segment'"),
-        (("roap",), "got 'roap'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            compare(small_config(text, schemes=schemes), tmp_path / "out")
-    with pytest.raises(ValueError, match="device must be one that is here, got 'abacus'"):
-        compare(small_config(text, device="abacus"), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_fewer_windows_than_asked_are_announced(tmp_path: Path) -> None:
     lines: list[str] = []
 
@@ -165,17 +148,6 @@ def test_fewer_windows_than_asked_are_announced(tmp_path: Path) -> None:
     records = compare(config, tmp_path / "out", Saying())
     assert any("room for 15 of 100 evaluation windows" in line for line in lines)
     assert len(next(record for record in records if record["kind"] == "windows")["bits"]) == 15
-
-
-def test_a_model_of_ones_own_can_be_compared(tmp_path: Path) -> None:
-    built: list[tuple[str, int]] = []
-
-    def build(config: CompareConfig, scheme: str, seed: int) -> Any:
-        built.append((scheme, seed))
-        return build_model(config, "nope", seed)
-
-    compare(small_config(write_text(tmp_path / "text"), schemes=("rope",), steps=1), tmp_path / "out", build=build)
-    assert ("rope", 0) in built
 
 
 def diverging(config: CompareConfig, scheme: str, seed: int) -> Any:
@@ -202,15 +174,12 @@ def test_a_scheme_that_diverges_is_recorded_so_and_the_others_go_on(whole: Path,
     assert list((tmp_path / "out").glob("checkpoints/*")) == []
 
 
-@pytest.mark.parametrize("kept", [2, 6])
-def test_what_diverged_is_not_trained_again(whole: Path, tmp_path: Path, kept: int) -> None:
+def test_what_diverged_is_not_trained_again(whole: Path, tmp_path: Path) -> None:
     config = small_config(whole / "text", schemes=("alibi",))
     compare(config, tmp_path / "out", build=diverging)
     path = tmp_path / "out" / FILE
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(
-        b"".join([*lines[:kept], lines[-1]])
-    )  # what all share and some, as if stopped there with the speed known
+    path.write_bytes(b"".join([*lines[:6], lines[-1]]))  # as if stopped there with the speed known
     assert measured(compare(config, tmp_path / "out", build=refuse)) == planned(config)
 
 
@@ -228,16 +197,6 @@ def test_a_folder_in_which_nothing_was_measured_takes_a_corrected_command(whole:
     assert list((out / "checkpoints").iterdir()) == []
 
 
-def test_what_a_write_that_was_stopped_left_behind_is_removed(whole: Path, tmp_path: Path) -> None:
-    text = whole / "text"
-    with pytest.raises(KeyboardInterrupt):
-        compare(small_config(text, schemes=("alibi",)), tmp_path, Interrupting(3))
-    for name in ("alibi-0", "nope-0"):  # of the saved configuration, and of the next command
-        (tmp_path / "checkpoints" / f"{name}.safetensors.writing").write_bytes(b"a part")
-    compare(small_config(text, schemes=("nope",)), tmp_path)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["alibi-0.safetensors"]  # to go on from
-
-
 OWN = ("llama-7b.pt", "gpt-2.pt", "mine-3.safetensors", "nope-00.safetensors", "note.writing", "nope-0.pt.writing")
 
 
@@ -252,54 +211,3 @@ def test_files_that_it_did_not_make_stay(whole: Path, tmp_path: Path, ran: bool)
         (folder / name).write_bytes(name.encode())
     compare(small_config(whole / "text", schemes=("nope",), steps=1), tmp_path)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {name: name.encode() for name in OWN}
-
-
-def test_where_it_never_ran_even_a_file_of_its_names_stays(whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    for name in ("nope-0.safetensors", "alibi-0.safetensors", "alibi-0.safetensors.writing", "nope-0.pt"):
-        (folder / name).write_bytes(b"mine")
-    with pytest.raises(ValueError, match=r"nope-0.safetensors is not a whole checkpoint .*: remove it to train anew"):
-        compare(small_config(whole / "text", schemes=("nope", "alibi")), tmp_path)
-    assert [path.read_bytes() for path in folder.iterdir()] == [b"mine"] * 4
-
-
-@pytest.mark.more
-def test_old_checkpoints_are_said_once_and_stay(whole: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-
-    class Saying(Progress):
-        def say(self, line: str) -> None:
-            said.append(line)
-
-    config = small_config(whole / "text", schemes=("nope", "alibi"), steps=1)
-    compare(config, tmp_path)
-    folder = tmp_path / "checkpoints"
-    for name in ("nope-0.pt", "alibi-0.pt", "gpt-2.pt"):
-        (folder / name).write_bytes(b"old")
-    compare(config, tmp_path, Saying())
-    assert [line for line in said if "older" in line] == [
-        f"in {folder}, of an older format, so not read and left as it is: alibi-0.pt, nope-0.pt"
-    ]
-    assert {path.name for path in folder.iterdir()} == {"nope-0.pt", "alibi-0.pt", "gpt-2.pt"}
-
-
-def test_the_same_command_goes_on_from_a_checkpoint_before_any_record(whole: Path, tmp_path: Path) -> None:
-    steps: list[str] = []
-
-    class Noting(Progress):
-        def advance(self, work: float, stage: str, detail: str = "") -> None:
-            steps.append(f"{stage} {detail.partition('/')[0]}")
-
-    with pytest.raises(KeyboardInterrupt):
-        compare(small_config(whole / "text"), tmp_path / "out", Interrupting(3))
-    compare(small_config(whole / "text"), tmp_path / "out", Noting())
-    assert steps[0] == "nope, seed 0: training 4"
-
-
-def test_a_large_file_beside_a_small_one_can_be_compared(tmp_path: Path) -> None:
-    (tmp_path / "texts").mkdir()
-    write_text(tmp_path / "texts" / "large")
-    write_text(tmp_path / "texts" / "small", 300, seed=1)
-    records = compare(small_config(tmp_path / "texts", schemes=("nope",), steps=1), tmp_path / "out")
-    assert "held out (the end of the largest file, as whole files" in records[0]["text"]["about"]

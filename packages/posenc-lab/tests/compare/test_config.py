@@ -10,21 +10,14 @@ from posenc_lab.kit import saved
 from posenc_lab.kit.configuration import fingerprint
 
 
-def test_test_lengths_follow_the_training_length() -> None:
-    assert complete(CompareConfig(train_length=100)).test_lengths == (50, 100, 200, 400, 800)
-    assert CompareConfig(test_lengths=(512, 64)).test_lengths == (64, 512)
-
-
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
         ("steps", 0, "steps must be a whole number of at least 1, got 0"),
         ("steps", "many", "steps must be a whole number of at least 1, got 'many'"),
-        ("steps", True, "steps must be a whole number of at least 1, got True"),
         ("steps", 1.5, "steps must be a whole number of at least 1, got 1.5"),
         ("steps", 2**31, "steps must be a whole number within 1..2147483647, got 2147483648"),
         ("train_length", 10**30, f"train_length must be a whole number within 4..2147483647, got {10**30}"),
-        ("test_lengths", [8, 2**31], "test_lengths must be a whole number within 2..2147483647, got 2147483648"),
         ("dim", 90, "dim must be a multiple of heads (4), got 90"),
         ("kv_heads", 3, "kv_heads must be a divisor of heads (4), got 3"),
         ("kv_heads", 0, "kv_heads must be a whole number of at least 1, got 0"),
@@ -32,12 +25,9 @@ def test_test_lengths_follow_the_training_length() -> None:
         ("schemes", (), "schemes must be one or more different values, got []"),
         ("seeds", [0, 0], "seeds must be one or more different values, got [0, 0]"),
         ("seeds", [-1], "seeds must be a whole number of at least 0, got -1"),
-        ("seeds", [2**31], "seeds must be a whole number within 0..2147483647, got 2147483648"),
         ("test_lengths", [1, 2], "test_lengths must be a whole number of at least 2, got 1"),
         ("inject", "output", "inject must be 'input' or 'every_layer', got 'output'"),
-        ("learning_rate", 0.0, "learning_rate must be a finite number above 0, got 0.0"),
         ("learning_rate", float("nan"), "learning_rate must be a finite number above 0, got nan"),
-        ("learning_rate", float("inf"), "learning_rate must be a finite number above 0, got inf"),
         ("warmup", 1.0, "warmup must be at least 0 and below 1, got 1.0"),
         ("windows", 7, "windows must be a whole number of at least 8, got 7"),
         ("per_layer", 1, "per_layer must be True or False, got 1"),
@@ -46,13 +36,6 @@ def test_test_lengths_follow_the_training_length() -> None:
 def test_a_wrong_value_names_the_field_what_was_expected_and_what_came(field: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         CompareConfig(**{field: value})
-
-
-def test_toml(tmp_path: Path) -> None:
-    path = tmp_path / "lab.toml"
-    path.write_text('steps = 7\nlearning_rate = 1\nschemes = ["rope", "rope+alibi"]\n')
-    config = from_toml(path, steps=9)
-    assert (config.steps, config.learning_rate, config.schemes) == (9, 1.0, ("rope", "rope+alibi"))
 
 
 WRONG = [
@@ -81,15 +64,6 @@ def test_what_is_wrong_in_a_file_is_named_with_its_line(tmp_path: Path, text: st
     with pytest.raises(ValueError, match=re.escape(message)) as raised:
         from_toml(path)
     assert str(raised.value).startswith(str(path))
-
-
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [("step", "the known names, got 'step' (did you mean 'steps'?)"), ("a b", ", device, got 'a b'")],
-)
-def test_a_key_that_there_is_not_is_named_with_the_closest(key: str, message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message) + "$"):
-        CompareConfig.from_mapping({key: 7})
 
 
 def test_a_file_is_not_blamed_for_what_it_does_not_say(tmp_path: Path) -> None:

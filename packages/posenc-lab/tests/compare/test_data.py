@@ -55,7 +55,7 @@ def test_one_file_has_its_end_held_out(tmp_path: Path) -> None:
         assert corpus.validation.data.tobytes() == content[-expected:]
 
 
-@pytest.mark.parametrize("more", range(8))
+@pytest.mark.parametrize("more", range(4))
 def test_no_letter_is_cut(tmp_path: Path, more: int) -> None:
     """Of one file, and of the largest: letters of one to four bytes."""
     text = "aЖ語😀" * 100 + "b" * more
@@ -68,13 +68,6 @@ def test_no_letter_is_cut(tmp_path: Path, more: int) -> None:
     corpus = data.load([str(tmp_path)], least=((1, 100), (1, 100)))
     assert "the end of the largest file" in corpus.about
     assert corpus.validation.data.tobytes().decode() in text
-
-
-def test_one_large_file_is_not_held_out_with_the_training_text(tmp_path: Path) -> None:
-    for n, size in enumerate((100_000, 5000, 5100)):
-        write_text(tmp_path / f"{n}.txt", size, seed=n)
-    corpus = data.load([str(tmp_path)], held_out=50_000)
-    assert len(corpus.train.data) == 100_000
 
 
 def test_windows_lie_inside_one_file_and_every_place_is_drawn() -> None:
@@ -90,12 +83,6 @@ def test_windows_lie_inside_one_file_and_every_place_is_drawn() -> None:
     assert text.spread(10, 4)[:, 0].tolist() == [0, 2, 2, 4]
     assert text.spread(2, 4)[:, 0].tolist() == [0, 2]
     assert text.spread(2, 10).shape == (0, 10)
-
-
-def test_spread_windows_are_side_by_side() -> None:
-    text = data.Text(np.arange(100, dtype=np.uint8), np.array([0, 30, 100]))
-    assert text.spread(99, 10)[:, 0].tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
-    assert text.spread(3, 10)[:, 0].tolist() == [0, 30, 60]
 
 
 def test_too_little_text_says_what_is_needed_and_what_is_there(tmp_path: Path) -> None:
@@ -145,16 +132,6 @@ def test_what_is_no_text_is_said_and_what_was_found(tmp_path: Path) -> None:
         assert "1 file," in data.load([str(tmp_path / name)]).about
 
 
-def test_text_of_other_scripts_and_encodings_is_text(tmp_path: Path) -> None:
-    """Letters of three bytes, evenly frequent, which is more than a text has; and one byte for each."""
-    rng = np.random.default_rng(0)
-    letters = "".join(chr(0x4E00 + n) for n in rng.integers(20_000, size=20_000))
-    (tmp_path / "utf8.txt").write_text(letters, encoding="utf-8")
-    (tmp_path / "latin1.txt").write_bytes(("déjà vu, où çà? " * 2000).encode("latin-1"))
-    for name in ("utf8.txt", "latin1.txt"):
-        assert data.load([str(tmp_path / name)]).train.data.size
-
-
 def test_the_standard_library_is_text_enough() -> None:
     corpus = data.load(held_out=64 * 1025)
     assert "standard library" in corpus.about
@@ -162,7 +139,7 @@ def test_the_standard_library_is_text_enough() -> None:
     assert not files_of(corpus.train) & files_of(corpus.validation)
 
 
-@pytest.mark.parametrize("large", ["a", "b", "c", "d"])  # either may come first in the order of hashes
+@pytest.mark.parametrize("large", ["a", "b"])  # either may come first in the order of hashes
 def test_where_whole_files_leave_too_little_room_the_end_of_the_largest_is_held_out(tmp_path: Path, large: str) -> None:
     content = write_text(tmp_path / large, 20_000).read_bytes()
     small = write_text(tmp_path / "small", 500, seed=1).read_bytes()

@@ -56,12 +56,6 @@ def mean(first: int, last: int) -> float:
     return (first + last) / 2 / 16
 
 
-def test_a_uniform_model_needs_eight_bits_of_everything() -> None:
-    uniform = Known(lambda index, place: torch.full_like(index, 8.0))
-    for kind, length in plan(LENGTHS, TRAIN_LENGTH)[:-1]:
-        assert measure(uniform, kind, length) == pytest.approx(8.0, abs=1e-6)
-
-
 @pytest.mark.parametrize("length", LENGTHS)
 def test_windows_score_every_byte_from_one_to_length_before_it(length: int) -> None:
     assert measure(Known(seen), "windows", length) == pytest.approx(mean(1, length), abs=1e-5)

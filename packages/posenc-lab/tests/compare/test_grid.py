@@ -1,10 +1,6 @@
 """Grids: which cells a file has, that each is measured once whoever runs it, and what is told of all."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +11,7 @@ import pytest
 from posenc.command.cli import main
 from posenc.command.progress import Progress
 from posenc_lab.compare import grid_report
-from posenc_lab.compare.compare import compare, resolved
+from posenc_lab.compare.compare import compare
 from posenc_lab.compare.grid import BUSY, Cell, Grid, described, finished, grid_of, run_cell, run_grid
 from posenc_lab.executors import choice
 from posenc_lab.executors.executor import Ended, Job, Run
@@ -65,16 +61,6 @@ def test_cells_are_all_combinations_in_order(tmp_path: Path, text: str) -> None:
     other = small_grid(tmp_path, text, schemes=["rope+alibi"], seeds=[1], test_lengths=[[16, 32]])
     assert other.cells == grid.cells[-1:]
     assert other.cells[0].name == grid.cells[-1].name
-
-
-def test_all_schemes_are_a_cell_each(tmp_path: Path) -> None:
-    path = file_of(tmp_path, {"task": ["copy", "classify"], "schemes": ["all", "rope"]})
-    grid = grid_of(path, "out", steps=3)
-    by_task = {task: [c.config.schemes for c in grid.cells if c.config.task == task] for task in ("copy", "classify")}
-    for task, schemes in by_task.items():
-        every = resolved(grid_of(file_of(tmp_path, {"task": [task]}, schemes=["all"]), "out").cells[0].config).schemes
-        assert schemes == [(scheme,) for scheme in every]
-    assert all(cell.config.steps == 3 for cell in grid.cells)
 
 
 REFUSED = {
@@ -256,29 +242,6 @@ def test_a_report_can_be_at_an_address(measured: tuple[Path, Grid], monkeypatch:
     path = grid_report.write(grid, {}, "memory://reported/")
     assert path == "memory://reported/report.html"
     assert storage.get(path) == b"the report"
-
-
-@pytest.mark.more
-def test_a_killed_and_an_interrupted_grid_go_on(tmp_path: Path, text: str) -> None:
-    """The real command: a cell is killed, and Ctrl-C at the terminal stops all; what the same command then makes is as
-    if nothing had happened."""
-    out = tmp_path / "out"
-    path = file_of(tmp_path, {"schemes": ["nope", "rope"]}, **{**SMALL, "steps": 300, "text": [text]})
-    command = [sys.executable, "-m", "posenc", "compare", "--grid", str(path), "--out", str(out), "--processes", "2"]
-    (first, second) = grid_of(path, str(out)).cells
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    for cell in (first, second):
-        until((cell.folder / "records.jsonl").exists)
-    os.kill(holder(first.folder / "records.jsonl"), signal.SIGKILL)
-    os.killpg(running.pid, signal.SIGINT)
-    _, said = running.communicate(timeout=200)
-    assert running.returncode == 1
-    assert said.splitlines()[-1].endswith("interrupted; the same command resumes")
-    assert not finished(first.config, first.records())
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    for cell in (first, second):
-        assert untimed(cell.records()) == untimed(compare(cell.config, tmp_path / cell.name))
 
 
 def holder(path: Path) -> int:

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from posenc.schedule import Schedule
-from posenc.schemes.alibi import ALiBi
 from posenc.schemes.entry import Shape
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
@@ -17,11 +16,6 @@ SHAPE = Shape(32, 2, 16, 64)
 OWN = "import posenc\n\n\nclass Mine(posenc.ALiBi):\n    pass\n"
 
 
-def test_a_name_alone_is_the_scheme() -> None:
-    assert isinstance(position_from("alibi", SHAPE, 3), ALiBi)
-    assert [entry.name for entry in entries("rope+alibi")] == ["rope", "alibi"]
-
-
 def test_layers_take_their_schemes_by_turns_and_share_them() -> None:
     schedule = position_from("rope@32~rope@8~nope", SHAPE, 5)
     assert isinstance(schedule, Schedule)
@@ -30,12 +24,6 @@ def test_layers_take_their_schemes_by_turns_and_share_them() -> None:
     assert [type(scheme) for scheme in schemes] == [RoPE, RoPE, NoPE, RoPE, RoPE]
     assert schemes[0] is schemes[1] is schemes[3]
     assert [entry.name for entry in entries("rope@32~rope@8~nope")] == ["rope", "nope"]
-
-
-def test_one_scheme_with_a_window_has_it_in_every_layer() -> None:
-    schedule = position_from("rope+alibi@4", SHAPE, 2)
-    assert isinstance(schedule, Schedule)
-    assert [window for _, window in schedule] == [4, 4]
 
 
 @pytest.mark.parametrize("names", ["rope@", "rope@0", "rope@-1", "rope@x", "rope@1.5", "rope@\u0663"])
@@ -60,8 +48,3 @@ def test_layers_are_compared_with_schemes_of_ones_own_too(tmp_path: Path) -> Non
     assert {record["scheme"] for record in records} == {names, "rope@4~nope"}
     assert all(record["source"] for record in records if record["scheme"] == names)
     assert [len(r["bits"]) for r in records if (r["kind"], r.get("length")) == ("sliding", 128)] == [8, 8]
-
-
-def test_a_home_folder_is_no_layer() -> None:
-    with pytest.raises(ValueError, match=r"scheme must be a name of the catalog or .* got '~/none.py:Mine'"):
-        entries("~/none.py:Mine")

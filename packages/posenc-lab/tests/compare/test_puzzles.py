@@ -3,7 +3,6 @@
 import re
 import string
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,15 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from posenc.command.cli import main
-from posenc.models import Decoder
-from posenc_lab.compare.compare import build_model, compare
+from posenc_lab.compare.compare import build_model
 from posenc_lab.compare.config import CompareConfig
-from posenc_lab.compare.puzzle import ASKED, PARTS, Puzzle, part_of, row_of
+from posenc_lab.compare.puzzle import ASKED, PARTS, Puzzle, row_of
 from posenc_lab.compare.tasks import TASKS, configured, task_of
 from posenc_lab.compare.train import batch
-from posenc_lab.kit.records import key
-from tests.rows import first_of
 
 PUZZLES = {name: task for name in TASKS if isinstance(task := task_of(name), Puzzle)}
 TINY: dict[str, Any] = {"layers": 1, "dim": 16, "heads": 2, "batch_size": 8, "windows": 16, "steps": 2}
@@ -105,13 +100,10 @@ SOLVERS: dict[str, Callable[[str], str]] = {
 }
 
 
-def test_every_puzzle_is_solved_by_hand() -> None:
-    assert SOLVERS.keys() == PUZZLES.keys()
-
-
 @pytest.mark.parametrize("name", PUZZLES)
 def test_the_answer_is_right(name: str) -> None:
     puzzle = PUZZLES[name]
+    assert SOLVERS.keys() == PUZZLES.keys()
     for length in longer(puzzle):
         rows = puzzle.tests(length, 30)
         assert rows.shape[0] == 30
@@ -136,35 +128,14 @@ def test_training_has_rows_of_every_length_up_to_its_own(name: str) -> None:
 # -- who gets which rows ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", first_of(PUZZLES))
+@pytest.mark.parametrize("name", PUZZLES)
 def test_no_row_is_for_two_parts(name: str) -> None:
     puzzle, size = PUZZLES[name], PUZZLES[name].least + 1
-    drawn = {part: {said(row) for row in puzzle.draw(part, np.random.default_rng(0), 300, size)} for part in set(PARTS)}
-    tested = {said(row) for row in puzzle.tests(puzzle.least, 100)}
+    drawn = {part: {said(row) for row in puzzle.draw(part, np.random.default_rng(0), 100, size)} for part in set(PARTS)}
+    tested = {said(row) for row in puzzle.tests(puzzle.least, 60)}
     assert tested.isdisjoint(drawn["training"] | drawn["tuning"])
     assert drawn["training"].isdisjoint(drawn["tuning"])
-    assert len(tested) > 50
-
-
-def test_the_part_of_a_row_is_that_of_its_characters_and_all_parts_have_their_share() -> None:
-    rows = [row_of([f"{n}=", "1"]) for n in range(800)]
-    parts = [part_of(row) for row in rows]
-    assert [part_of(row.copy()) for row in rows] == parts
-    assert {part: abs(parts.count(part) / 800 - PARTS.count(part) / 8) < 0.05 for part in PARTS} == dict.fromkeys(
-        PARTS, True
-    )
-
-
-@pytest.mark.parametrize("name", PUZZLES)
-def test_the_same_seed_gives_the_same_rows_and_others_do_not(name: str) -> None:
-    config = tiny(name)
-    first, again = (PUZZLES[name].load(config) for _ in range(2))
-    rows = batch(first.train, config, 0, 0)
-    assert first.digest == again.digest
-    assert torch.equal(rows, batch(again.train, config, 0, 0))
-    assert not torch.equal(rows, batch(first.train, config, 0, 1))
-    assert not torch.equal(rows, batch(first.train, config, 1, 0))
-    assert PUZZLES[name].load(tiny(name, windows=17)).digest != first.digest
+    assert len(tested) > 30
 
 
 # -- loss and test ----------------------------------------------------------------------------------------------------
@@ -206,31 +177,6 @@ def test_one_wrong_character_makes_a_row_wrong_and_those_that_are_given_do_not_c
         assert tester.measure("accuracy", length)["accuracy"][0] == float(row[place] < ASKED)
 
 
-@pytest.mark.parametrize("name", first_of(PUZZLES))
-def test_exact_match_is_what_greedy_decoding_gives(name: str) -> None:
-    """With a model that was trained a little, so that some rows are right and some are wrong."""
-    puzzle, config = PUZZLES[name], tiny(name, "rope", windows=64)
-    model = build_model(config, "rope", 0)
-    assert isinstance(model, Decoder)
-    length = config.test_lengths[0]
-    rows = torch.from_numpy(puzzle.tests(length, 64).astype(np.int64))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    found: list[float] = []
-    while not 0.1 < np.mean(found or [0.0]) < 0.9:
-        for _ in range(5):
-            optimizer.zero_grad()
-            puzzle.loss(model, rows[:32]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        tester = puzzle.load(config).evaluator(model, torch.device("cpu"), lambda tokens: None)
-        found = tester.measure("accuracy", length)["accuracy"]
-    for row, right in zip(rows, found, strict=True):
-        written = row[:1] % ASKED
-        for character in row[1:]:
-            following = model.generate(written[None], 1)[0] if character >= ASKED else character[None]
-            written = torch.cat((written, following))
-        assert torch.equal(written, row % ASKED) == bool(right)
-
-
 # -- sizes, learning, and the whole of it -----------------------------------------------------------------------------
 
 
@@ -252,21 +198,3 @@ def test_no_more_letters_are_sorted_than_there_are_and_no_more_places_asked_for_
         configured({"task": "sort", "test_lengths": (53,)})
     with pytest.raises(ValueError, match="train_length must be at most 52 letters, got 53"):
         configured({"task": "sort", "train_length": 53, "test_lengths": (20,)})
-
-
-@pytest.mark.more
-def test_a_model_learns_to_copy(tmp_path: Path) -> None:
-    """Guessing would copy one row of seven million."""
-    settings = {"steps": 200, "layers": 2, "dim": 32, "batch_size": 32, "windows": 64, "test_lengths": (4,)}
-    records = {key(r)[:4]: r for r in compare(tiny("copy", "rope", learning_rate=5e-3, **settings), tmp_path)}
-    assert np.mean(records["accuracy", "rope", 0, 4]["accuracy"]) > 0.1
-
-
-@pytest.mark.more
-def test_a_comparison_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--task copy --schemes nope,learned --train-length 4 --steps 2 --layers 1 --dim 16 --heads 2 --windows 8"
-    assert main(["compare", *words.split(), "--batch-size", "4", "--out", str(tmp_path)]) == 0
-    assert "Share of right answers, trained at 4 letters" in capsys.readouterr().out
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "<h1>A copy of letters</h1>" in page
-    assert "8 test rows of each length, and no training draws them" in page

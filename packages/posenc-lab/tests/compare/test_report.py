@@ -2,7 +2,6 @@
 
 import base64
 import io
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from rich.console import Console
 
 from posenc_lab.compare import report
 from posenc_lab.compare.pictures import FIGURES
-from posenc_lab.compare.summary import Summary
 from tests.compare import made_up
 from tests.compare.test_summary import THREE, bits
 from tests.kit.pages import Page
@@ -120,23 +118,6 @@ def test_all_pairs_stand_in_a_matrix_at_the_training_length_and_at_the_longest()
     assert parsed.row("pairs-2", "nope")[3].endswith(" lower")
 
 
-def test_the_reference_is_the_one_asked_for() -> None:
-    records = made_up.records()
-    for record in records:
-        record["configuration"] = {**record["configuration"], "reference": "rope"}
-    parsed = page(records)
-    assert "Paired differences from rope" in parsed.text
-    assert [row[0].strip() for row in parsed.tables["differences"][1:]] == ["nope", "learned", "sinusoidal", "alibi"]
-
-
-def test_the_range_of_a_step_time_is_shown() -> None:
-    records = made_up.records()
-    for record in records:
-        if (record["kind"], record["scheme"]) == ("speed", "rope"):
-            record |= {"low": 1.051, "high": 1.129}
-    assert page(records).row("schemes", "rope")[7] == "1.09× 1.05–1.13"
-
-
 def test_it_says_how_to_read_it_and_how_to_repeat_it() -> None:
     text = " ".join(page(made_up.records()).text.split())
     for said in (
@@ -165,23 +146,6 @@ def test_a_partial_run_says_what_is_missing() -> None:
     assert "This comparison is not finished" not in page(records).text
 
 
-def test_what_all_seeds_miss_is_said_once() -> None:
-    records = [r for r in made_up.records(seeds=THREE) if r["scheme"] != "rope" or r["seed"] == 1]
-    assert Summary(records).missing() == ["rope, seeds 0 and 2: everything"]
-
-
-def test_a_reason_is_said_once() -> None:
-    """Of schemes that do not apply, of seeds that are too few, and of the load of the machine."""
-    for seeds in ((0,), THREE):
-        text = " ".join(page(made_up.records(seeds=seeds)).text.split())
-        assert text.count("since plain text has no second one") == 1
-        assert "axial_rope, cameras" in text
-        assert text.lower().count("verdict") == (len(seeds) < 3)
-        assert text.count("between training runs") == (len(seeds) < 3)
-        assert "okens per second" not in text
-        assert "tokens/s" not in text
-
-
 def test_any_first_part_of_the_records_can_be_reported() -> None:
     records = made_up.records(("nope", "learned", "rope"))
     for count in range(0, len(records), 7):
@@ -208,21 +172,6 @@ def test_write_leaves_whole_files_only(tmp_path: Path) -> None:
     assert {"data:image/png;base64," + base64.b64encode(f.read_bytes()).decode() for f in files} == images
     assert all(f.read_bytes().startswith(b"\x89PNG") for f in files)
     assert not list(path.parent.rglob("*.writing"))
-
-
-@pytest.mark.more
-def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tmp_path / "report.html"
-    old.write_text("old")
-
-    def full(source: str, target: str) -> None:
-        raise OSError(28, "no space left")
-
-    monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(OSError, match="no space left"):
-        report.write(made_up.records(("nope",)), tmp_path)
-    assert old.read_text() == "old"
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [old]
 
 
 def printed(records: list[dict[str, Any]]) -> str:
@@ -256,11 +205,6 @@ def test_one_scheme_alone_is_not_marked_as_the_best() -> None:
     assert len(rows) == 1
     assert "*" not in rows[0]
     assert 'class="number best"' not in report.html(records, PIXEL)
-
-
-def test_the_terminal_table_of_a_partial_run_says_so() -> None:
-    shown = printed(made_up.records()[:40])
-    assert "5 of 5 trainings are incomplete" in shown
 
 
 def test_many_lengths_still_fit_the_terminal() -> None:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from posenc_lab.compare import sentences, tables
 from posenc_lab.compare.summary import Estimate, Summary
-from posenc_lab.compare.task import listed
 from posenc_lab.kit.statistics import holm, mean_interval, mean_of
 from tests.compare import made_up
 
@@ -75,10 +74,6 @@ def test_a_loss_that_is_no_number_stays_one_and_wins_nothing() -> None:
     assert tables.cell(summary, "sliding", "alibi", 1024) == tables.Cell("not finite", mark="absent")
 
 
-def test_a_finished_comparison_lacks_nothing() -> None:
-    assert Summary(made_up.records(seeds=(0, 1))).missing() == []
-
-
 def test_what_is_missing_is_named() -> None:
     def kept(record: dict[str, Any]) -> bool:
         scheme, kind, length = record["scheme"], record["kind"], record.get("length")
@@ -103,24 +98,11 @@ def test_step_times_that_were_not_asked_for_are_not_missing() -> None:
     assert Summary(untimed).missing() == []
 
 
-def test_schemes_and_seeds_added_later_are_expected_from_then_on_only() -> None:
-    first = made_up.records(("nope", "rope"), seeds=(0,))
-    later = made_up.records(("rope",), seeds=(1,))
-    summary = Summary(first + later)
-    assert summary.trainings == (("nope", 0), ("rope", 0), ("rope", 1))
-    assert summary.missing() == []
-
-
 def test_records_of_another_comparison_are_left_out_and_counted() -> None:
     other = [{**record, "fingerprint": "another"} for record in made_up.records()]
     summary = Summary(other + made_up.records(("rope",)))
     assert summary.left_out == len(other)
     assert summary.schemes == ("rope",)
-
-
-def test_no_records_at_all() -> None:
-    summary = Summary([])
-    assert (summary.schemes, summary.test_lengths, summary.missing(), sentences.observed(summary)) == ((), (), [], [])
 
 
 def test_below_three_seeds_there_is_no_verdict() -> None:
@@ -133,22 +115,6 @@ def test_below_three_seeds_there_is_no_verdict() -> None:
         assert summary.best("sliding", 1024) == ()
         assert summary.few_seeds() == made_up.SCHEMES
     assert summary.verdict(Estimate(math.nan, math.nan, math.nan, windows=9, seeds=3)) == "not finite"
-
-
-def test_verdicts_of_three_seeds_are_those_of_the_records() -> None:
-    records = made_up.records(seeds=THREE)
-    summary = Summary(records)
-    for scheme, length, word in (
-        ("alibi", 1024, "lower"),
-        ("sinusoidal", 1024, "higher"),
-        ("rope", 128, "lower"),
-    ):
-        gap = summary.difference("sliding", scheme, "nope", length)
-        assert gap is not None
-        assert summary.verdict(gap) == word
-    tie = summary.difference("sliding", "rope", "alibi", 64)
-    assert tie is not None
-    assert summary.verdict(tie) in ("tied", "lower, within the margin")
 
 
 def test_the_best_are_those_that_holms_tests_do_not_part() -> None:
@@ -218,30 +184,6 @@ def test_observations_follow_the_numbers() -> None:
     assert f"lowers the loss of alibi by {gain:.2f}; raises the loss of nope by " in context
 
 
-def test_observations_of_one_seed_are_numbers_without_verdicts() -> None:
-    records = made_up.records()
-    _, verdicts, trained, past, context = sentences.observed(Summary(records))
-    assert verdicts == "This comparison has one seed, so there are no verdicts: they need at least 3 seeds."
-    assert trained == (
-        "At the training length of 128 bytes, bits per byte are 2.30 with rope, 2.31 with alibi, 2.40 with "
-        "sinusoidal, 2.44 with learned and 2.54 with nope."
-    )
-    gain = (bits(records, "final_tokens", "alibi", 1024) - bits(records, "truncated", "alibi", 128)).mean()
-    assert f"changes the loss of nope by +1.35, sinusoidal by +4.80, rope by +2.40 and alibi by −{-gain:.2f}" in context
-    assert context.endswith(" (bits per byte).")
-    assert "no verdict" not in context  # which the sentence on seeds says of all
-    for word in ("lowest", "better", "lowers", "raises", "leaves"):
-        assert word not in trained + past + context
-
-
-def test_observations_turn_with_the_numbers() -> None:
-    swap = {"rope": "alibi", "alibi": "rope"}
-    records = [{**r, "scheme": swap.get(r["scheme"], r["scheme"])} for r in made_up.records(seeds=THREE)]
-    *_, past, context = sentences.observed(Summary(records))
-    assert "rope has the lowest loss" in past
-    assert "lowers the loss of rope" in context
-
-
 def test_context_that_changes_nothing_is_said_to() -> None:
     records = made_up.records(("nope", "alibi"), seeds=THREE)
     kept = {r["seed"]: r["bits"] for r in records if (r["scheme"], r["kind"]) == ("alibi", "truncated")}
@@ -260,15 +202,6 @@ def test_context_that_changes_nothing_is_said_to() -> None:
     assert "has an undecided effect on alibi" in sentences.observed(Summary(records))[3]
 
 
-def test_a_twin_past_the_training_length_is_not_called_worse() -> None:
-    records = made_up.records(("nope", "alibi"), seeds=THREE)
-    twin = [{**r, "scheme": "twin"} for r in records if r["scheme"] == "alibi"]
-    for record in records + twin:
-        record["configuration"] = {**record["configuration"], "schemes": ["nope", "alibi", "twin"]}
-    past = sentences.observed(Summary(records + twin))[2]
-    assert "no scheme is shown to beat any of alibi (2.25) and twin (2.25) bits per byte; nope is" in past
-
-
 def test_how_many_seeds_there_are_is_said() -> None:
     one, two, three = (Summary(made_up.records(seeds=seeds)) for seeds in ((0,), (0, 1), THREE))
     alone, few = "The results are of one seed: the intervals", "Two seeds hardly measure the variance"
@@ -281,27 +214,3 @@ def test_how_many_seeds_there_are_is_said() -> None:
     stopped = Summary(record for record in made_up.records(seeds=(0, 1)) if record.get("seed") != 1)
     assert sentences.preface(stopped)[1].startswith("This comparison has results of 1 of 2 seeds, so there are no")
     assert any("over windows of text and over seeds" in sentence for sentence in sentences.how_to_read(two))
-
-
-@pytest.mark.parametrize(
-    ("words", "said"), [([], ""), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
-)
-def test_listed(words: list[str], said: str) -> None:
-    assert listed(words) == said
-
-
-def test_the_command_has_every_choice() -> None:
-    records = made_up.records()
-    for record in records:
-        record["configuration"] |= {
-            "text": ["my poems", "b,c"],
-            "per_layer": False,
-            "kv_heads": None,
-            "inject": "input",
-            "reference": "",
-        }
-    assert tables.command(Summary(records)) == (
-        "posenc compare --schemes nope,learned,sinusoidal,rope,alibi --text 'my poems' b,c --train-length 128 "
-        "--test-lengths 64,128,256,512,1024 --steps 400 --seeds 0 --layers 3 --dim 96 --heads 4 --batch-size 16 "
-        "--learning-rate 0.005 --windows 24 --device cpu --no-per-layer --inject input"
-    )

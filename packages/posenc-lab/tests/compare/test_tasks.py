@@ -12,23 +12,21 @@ import pytest
 import torch
 
 from posenc.command.cli import main
-from posenc.command.progress import Progress
 from posenc.positions.positions import PositionError
 from posenc.schemes.catalog import catalog
 from posenc.schemes.relative_2d import Relative2D
-from posenc_lab.compare import tasks
 from posenc_lab.compare.compare import build_model, check, compare, resolved
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.tasks import TASKS, complete, configured, task_of
 from posenc_lab.compare.tasks.classify import GROUP, QUESTIONS, WORDS, A, B, answers, groups
-from posenc_lab.compare.tasks.digits import Digits, fitted, pixels, resized
+from posenc_lab.compare.tasks.digits import fitted, pixels, resized
 from posenc_lab.compare.train import batch, optimizer_for, step_of
 from posenc_lab.kit.configuration import fingerprint
 from posenc_lab.kit.records import key
 from tests.compare.small import write_text
 from tests.compare.test_compare import Interrupting, untimed
 from tests.rounding import of_sums
-from tests.rows import first_of
+from tests.rows import with_more
 
 TINY: dict[str, Any] = {"layers": 1, "dim": 16, "heads": 2, "batch_size": 4, "windows": 8, "steps": 2}
 SIZES = {"text": 16, "digits": 4, "classify": 8, "copy": 4}  # the puzzles differ in their rows alone: one for all
@@ -42,14 +40,6 @@ def tiny(task: str, *schemes: str, **changes: Any) -> CompareConfig:
         pytest.importorskip("sklearn")
     given = {"task": task, "train_length": SIZES[task], "schemes": schemes or ("nope",), **TINY}
     return configured({**given, **changes})
-
-
-def test_each_task_begins_with_values_of_its_own() -> None:
-    classify, digits, text = (configured({"task": task}) for task in ("classify", "digits", "text"))
-    assert text == complete(CompareConfig())
-    assert digits.test_lengths == (6, 8, 12, 16)
-    assert classify.test_lengths == (16, 32, 64, 128)
-    assert configured({"task": "digits", "steps": 7}).steps == 7
 
 
 def test_the_fingerprint_of_a_text_does_not_know_that_there_are_other_tasks() -> None:
@@ -76,37 +66,15 @@ def test_wrong_values(values: dict[str, Any], message: str) -> None:
 # -- which schemes apply ----------------------------------------------------------------------------------------------
 
 
-NEW = """
-from posenc_lab.compare.tasks.classify import Classify
-
-
-class Mirror(Classify):
-    title = "Mirrored words"
-
-
-TASK = Mirror()
-"""
-
-
-@pytest.mark.more
-def test_a_new_task_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mirror.py").write_text(NEW)
-    monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
-    monkeypatch.setattr(tasks, "TASKS", (*TASKS, "mirror"))
-    words = (
-        "--task mirror --schemes nope,rope --train-length 8 --test-lengths 8 --steps 2 --layers 1 --dim 16 --heads 2"
-    )
-    assert main(["compare", *words.split(), "--windows", "8", "--batch-size", "4", "--out", str(tmp_path / "out")]) == 0
-    assert "<h1>Mirrored words</h1>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-
-
 # A scheme that learns nothing, one with an end, and one that is refused where there is no second coordinate.
-FEW = {"rope", "learned", "relative_2d"}
+FEW = ("rope", "learned", "relative_2d")
 
 
-@pytest.mark.parametrize("task", SIZES)
 @pytest.mark.parametrize(
-    "scheme", [pytest.param(e.name, marks=[pytest.mark.more] * (e.name not in FEW)) for e in catalog()]
+    ("task", "scheme"),
+    with_more(
+        [(task, scheme) for task in SIZES for scheme in FEW], [("text", e.name) for e in catalog() if e.name not in FEW]
+    ),
 )
 def test_every_scheme_takes_a_step_or_is_refused_with_its_reason(task: str, scheme: str, tmp_path: Path) -> None:
     changes = {"text": (str(write_text(tmp_path / "text")),)} if task == "text" else {}
@@ -146,22 +114,6 @@ def test_all_is_every_scheme_that_applies_and_the_others_are_named() -> None:
     config = resolved(tiny("classify", "alibi+rope", "all", "nope"))
     assert config.schemes == ("alibi+rope", *task_of("classify").applicable())
     assert resolved(config) == config
-
-
-def test_what_all_leaves_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[str] = []
-
-    class Saying(Progress):
-        def say(self, line: str) -> None:
-            lines.append(line)
-
-    rules = task_of("classify")
-    monkeypatch.setattr(type(rules), "applicable", lambda self: ("nope",))
-    compare(tiny("classify", "all", steps=1), tmp_path / "out", Saying())
-    reason = "schemes must do with one coordinate per token, since a sequence of words has no second one"
-    (said,) = [line for line in lines if line.endswith(f", as {reason}")]
-    assert said.startswith("left out: ")
-    assert {"relative_2d", "axial_rope"} <= set(said.replace(" and ", ", ").replace(":", ",").split(", "))
 
 
 @pytest.mark.parametrize(
@@ -303,19 +255,10 @@ def test_digits_are_the_images_they_say() -> None:
         task_of("digits").load(tiny("digits", windows=1000))
 
 
-def test_schemes_of_two_coordinates_get_a_grid_and_the_others_a_line() -> None:
-    digits = Digits()
-    config = tiny("digits")
-    assert digits.shape(config, "sinusoidal+rope").grid == (4, 4)
-    assert digits.shape(config, "sinusoidal+alibi").grid is None
-    assert digits.shape(config, "learned").max_positions == 16
-    assert build_model(config, "alibi", 0).raster
-
-
 # -- both -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("task", "at"), first_of([("digits", 4), ("digits", 2), ("classify", 2), ("classify", 4)]))
+@pytest.mark.parametrize(("task", "at"), [("digits", 4), ("classify", 2)])
 def test_interrupted_and_resumed_is_the_same_as_never_stopped(task: str, at: int, tmp_path: Path) -> None:
     config = tiny(task, "nope", "relative_2d" if task == "digits" else "learned")
     whole = compare(config, tmp_path / "whole")
@@ -325,15 +268,6 @@ def test_interrupted_and_resumed_is_the_same_as_never_stopped(task: str, at: int
     assert untimed(records) == untimed(whole)
     with pytest.raises(ValueError, match="holds another comparison, with task"):
         compare(tiny("digits" if task == "classify" else "classify"), tmp_path / "out")
-
-
-@pytest.mark.more
-def test_a_task_learns(tmp_path: Path) -> None:
-    settings = {"steps": 150, "layers": 2, "dim": 32, "batch_size": 32, "windows": 32, "test_lengths": (8,)}
-    records = compare(tiny("classify", "nope", "alibi", "shaw", **settings), tmp_path)
-    found = {key(r)[:2]: np.mean(r["accuracy"]) for r in records if "accuracy" in r}
-    assert found["order", "nope"] == found["distance", "nope"] == found["order", "alibi"] == 0.5
-    assert min(found["distance", "alibi"], found["order", "shaw"], found["distance", "shaw"]) > 0.75
 
 
 def test_the_extra_that_digits_need_is_named(

@@ -8,7 +8,7 @@ from posenc.scheme import Scheme
 from posenc_lab.compare import data
 from posenc_lab.compare.checkpoint import CheckpointError
 from posenc_lab.compare.compare import build_model
-from posenc_lab.compare.train import DivergedError, batch, share_of_rate, train
+from posenc_lab.compare.train import batch, share_of_rate, train
 from tests.compare.small import SCHEMES, small_config, write_text
 
 
@@ -64,15 +64,14 @@ def stopping_after(last: int) -> Callable[[int, float], bool]:
     return lambda step, bits: step == last
 
 
-@pytest.mark.parametrize("stops", [[1], [7], [3, 4, 12], [13]])
-def test_a_training_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path, stops: list[int]) -> None:
+def test_a_training_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
     config = small_config(write_text(tmp_path / "text"), steps=13)
     text = data.load(config.text).train.draw
 
     model = build_model(config, "learned", 0)
     whole = train(model, text, config, 0, tmp_path / "whole.safetensors")
 
-    for stop in stops:
+    for stop in (3, 4, 13):
         again = build_model(config, "learned", 0)
         try:
             train(again, text, config, 0, tmp_path / "part.safetensors", tick=stopping_after(stop))
@@ -104,21 +103,6 @@ def test_a_crash_costs_no_more_than_what_came_after_the_last_checkpoint(tmp_path
         )
     train(build_model(config, "nope", 0), text, config, 0, tmp_path / "part.safetensors", tick=crash)
     assert seen == [1, 2, 3, 4, 5, 6, 6, 7, 8, 9]
-
-
-def test_a_loss_that_is_no_number_and_a_damaged_checkpoint_are_clear_errors(tmp_path: Path) -> None:
-    config = small_config(write_text(tmp_path / "text"))
-    text = data.load(config.text).train.draw
-    model = build_model(config, "nope", 0)
-    with torch.no_grad():
-        next(model.parameters()).fill_(float("nan"))
-    with pytest.raises(DivergedError, match=r"^the loss is nan at step 1$"):
-        train(model, text, config, 0, tmp_path / "part.safetensors")
-    (tmp_path / "part.safetensors").write_bytes(b"PK nonsense")
-    with pytest.raises(
-        CheckpointError, match=r"part.safetensors is not a whole checkpoint .*: remove it to train anew"
-    ):
-        train(model, text, config, 0, tmp_path / "part.safetensors")
 
 
 def test_a_checkpoint_of_another_comparison_is_refused(tmp_path: Path) -> None:

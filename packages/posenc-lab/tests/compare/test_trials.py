@@ -119,14 +119,3 @@ def test_a_trial_is_the_mean_of_its_tuning_seeds_and_diverges_with_one() -> None
     assert [trial.bits for trial in trials.of_scheme(found, "nope")] == [None, 2.8, 2.7, 2.72, None]
     assert [trial.bits for trial in trials.of_scheme(found, "rope")] == pytest.approx([2.55, 2.45, 2.5, 2.65, 2.75])
     assert sentences.observed(found)[0] == "Every scheme was tuned with 5 trials."
-
-
-def test_tuning_alone_can_be_reported() -> None:
-    alone = [r for r in tuned("nope", "rope") if r["kind"] == "trial"]
-    for record in alone:
-        record["configuration"] = {**record["configuration"], "seeds": []}
-    assert Summary(alone).schemes == ("nope", "rope")
-    page = parsed(alone)
-    assert len(page.tables["trials"]) == 11
-    assert "not finished" not in page.text
-    assert report.terminal_table(alone).columns

@@ -20,13 +20,12 @@ from posenc_lab.compare.summary import Summary
 from posenc_lab.compare.tables import command
 from posenc_lab.compare.task import Loaded
 from posenc_lab.compare.tasks import configured, task_of
-from posenc_lab.compare.train import TRAINING, TUNING, batch, optimizer_for
+from posenc_lab.compare.train import optimizer_for
 from posenc_lab.compare.tuning import chosen, losses, trials
 from posenc_lab.kit.configuration import ConfigError
 from posenc_lab.kit.records import Record, key
 from tests.compare.small import small_config, untimed, write_text
-from tests.compare.test_compare import Interrupting, diverging
-from tests.rows import first_of
+from tests.compare.test_compare import Interrupting
 
 TUNED: dict[str, Any] = {"tune": True, "tune_rates": (0.01, 0.001), "tune_multipliers": (1.0, 10.0), "steps": 3}
 
@@ -110,12 +109,11 @@ def test_a_comparison_that_tunes_records_every_trial_and_trains_at_the_best(tmp_
     assert list((tmp_path / "out" / "checkpoints").iterdir()) == []
 
 
-@pytest.mark.parametrize("at", first_of([8, 2, 14]))
-def test_tuning_goes_on_where_it_was_stopped(tmp_path: Path, at: int) -> None:
+def test_tuning_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     config = small_config(write_text(tmp_path / "text"), schemes=("t5",), **TUNED)
     whole = compare(config, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        compare(config, tmp_path / "out", Interrupting(at))
+        compare(config, tmp_path / "out", Interrupting(8))
     assert untimed(compare(config, tmp_path / "out")) == untimed(whole)
 
 
@@ -137,7 +135,7 @@ def test_rates_that_are_given_are_trained_at_and_not_tuned(tmp_path: Path) -> No
         compare(replace(config, rates=("t5=0.005",), seeds=(0, 1)), tmp_path / "out")
 
 
-@pytest.mark.parametrize("words", ["t5", "t5=", "t5=fast", "t5=0.1x", "=0.1", "t5=-1", "t5=1x0", "t5=nan", "t5=inf"])
+@pytest.mark.parametrize("words", ["t5", "t5=fast", "t5=0.1x", "=0.1", "t5=-1", "t5=1x0", "t5=nan", "t5=inf"])
 def test_a_rate_that_is_none_is_an_error_that_shows_the_form(words: str) -> None:
     with pytest.raises(ConfigError, match="rates must be SCHEME=RATE or SCHEME=RATExMULTIPLIER, once a scheme, got '"):
         CompareConfig(rates=(words,))
@@ -163,57 +161,6 @@ def test_where_every_trial_diverges_the_configured_rate_is_taken_and_that_is_sai
     assert all(r["diverged"] == "the loss is nan at step 1" for r in records if r["kind"] == "trial")
     assert "nope: every trial diverged, so it is trained at 0.005" in said
     assert not any(r["tuned"] for r in records if r["kind"] == "training")
-
-
-def test_a_training_that_diverged_keeps_its_rate_too(tmp_path: Path) -> None:
-    config = small_config(write_text(tmp_path / "text"), schemes=("alibi",), rates=("alibi=0.5",), steps=1)
-    compare(config, tmp_path / "out", build=diverging)
-    with pytest.raises(ValueError, match=r"has trainings of alibi at 0\.5, not at 0\.001: give another folder"):
-        compare(replace(config, rates=("alibi=0.001",), seeds=(0, 1)), tmp_path / "out")
-
-
-def write_echo(path: Path, size: int = 20_000, lag: int = 5) -> Path:
-    """Letters of which nearly all repeat the one five before: whoever sees that distance can tell them."""
-    rng = np.random.default_rng(0)
-    letters = rng.integers(97, 123, size=size, dtype=np.uint8)
-    for n in np.flatnonzero(rng.random(size) < 0.9):
-        letters[n] = letters[n - lag] if n >= lag else letters[n]
-    path.write_bytes(letters.tobytes())
-    return path
-
-
-@pytest.mark.more
-def test_a_table_that_learns_too_slowly_is_found_out(tmp_path: Path) -> None:
-    """At the rate of the rest of the model T5's table cannot single out a distance in a brief training, and T5 seems no
-    better than ALiBi; tuned, it is far ahead. Guessing costs 4.7 bits, and whoever knows the distance needs 0.9."""
-    given = {"steps": 120, "dim": 32, "layers": 1, "batch_size": 16, "learning_rate": 0.005, "timed": False}
-    text = write_echo(tmp_path / "text")
-    slow = small_config(text, schemes=("t5", "alibi"), rates=("t5=0.005x1",), **given)
-    untuned = Summary(compare(slow, tmp_path / "untuned"))
-    grid = {"tune_rates": (0.005, 0.01), "tune_multipliers": (1.0, 30.0)}
-    tuned = Summary(
-        compare(small_config(text, schemes=("t5", "alibi"), tune=True, **grid, **given), tmp_path / "tuned")
-    )
-    (training,) = tuned.of("training", "t5")
-    assert training["multiplier"] == 30.0
-
-    def loss(of: Summary, scheme: str) -> float:
-        value = of.bits("sliding", scheme, 16)
-        assert value is not None
-        return value.mean
-
-    assert loss(untuned, "t5") > 4
-    assert loss(tuned, "t5") < 2 < 4 < loss(tuned, "alibi")
-
-
-def test_streams_differ_and_one_seed_of_batches_can_be_shared(tmp_path: Path) -> None:
-    config = small_config(write_text(tmp_path / "text"))
-    draw = task_of("text").load(config).train
-    assert not torch.equal(batch(draw, config, 0, 0, TRAINING), batch(draw, config, 0, 0, TUNING))
-    assert not torch.equal(batch(draw, config, 0, 0), batch(draw, config, 1, 0))
-    shared = replace(config, batch_seed=7)
-    assert torch.equal(batch(draw, shared, 0, 0), batch(draw, shared, 1, 0))
-    assert torch.equal(batch(draw, shared, 0, 0), batch(draw, config, 7, 0))
 
 
 def test_the_loss_of_a_trial_is_that_of_tuning_examples(tmp_path: Path) -> None:
