@@ -220,7 +220,8 @@ def test_one_of_two_processes_is_ended(
 
 # What loads code along with data, or is made to.
 LOADER = re.compile(
-    r"^\s*(import|from) (c?pickle|cloudpickle|dill|joblib|marshal|shelve)\b|\b(torch|np|numpy)\.load\(|from (torch|numpy) import .*\bload\b",
+    r"^\s*(import|from) (c?pickle|cloudpickle|dill|joblib|marshal|shelve)\b"
+    r"|\b(torch|np|numpy)\.load\(|from (torch|numpy) import .*\bload\b",
     re.M,
 )
 
