@@ -17,6 +17,7 @@ from posenc.encoding.rotation import Band, Rotation
 from tests import awkward
 from tests.backends.counting import READING, operations
 from tests.backends.grounds import PLACES
+from tests.rows import in_one_test
 
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 4, 2, 6, 150
 NO_SINGLE_ROTATION = (
@@ -146,53 +147,46 @@ def wider(x: Tensor) -> Tensor:
 
 
 WIDENING = Rotation(as_it_is, as_it_is, bands=(Band(2, wider, wider),))
-REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "a key by itself": (
-        lambda: ReRoPE(HEAD_DIM)(Positions.arange(3), dtype=torch.float64).rotate_key(drawn(3, 3)[1]),
-        NO_SINGLE_ROTATION,
-    ),
-    "queries and keys": (
-        lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).rotate(drawn(3, 3)[0], drawn(3, 3)[1]),
-        NO_SINGLE_ROTATION,
-    ),
-    "cos and sin": (lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).cos_sin(), NO_SINGLE_ROTATION),
-    "whole rows": (lambda: (ReRoPE(HEAD_DIM) + awkward.TrialCoPE(6, HEAD_DIM))(Positions.arange(3)), WHOLE_ROWS),
-    "two rotations": (
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    (lambda: ReRoPE(HEAD_DIM)(Positions.arange(3), dtype=torch.float64).rotate_key(drawn(3, 3)[1]), NO_SINGLE_ROTATION),
+    (lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).rotate(drawn(3, 3)[0], drawn(3, 3)[1]), NO_SINGLE_ROTATION),
+    (lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).cos_sin(), NO_SINGLE_ROTATION),
+    (lambda: (ReRoPE(HEAD_DIM) + awkward.TrialCoPE(6, HEAD_DIM))(Positions.arange(3)), WHOLE_ROWS),
+    (
         lambda: ReRoPE(HEAD_DIM) + RoPE(HEAD_DIM),
         "ReRoPE and RoPE rotate the same channels, so every token would be rotated twice: use one of them, or ",
     ),
-    "two schemes with bands": (
+    (
         lambda: Encoding(
             *[Positions.arange(3)] * 2,
             rotations=(Rotation(as_it_is, as_it_is, bands=(Band(2, as_it_is, as_it_is),)),) * 2,
         ),
         "only one scheme can rotate distant pairs differently, got two that do",
     ),
-    "bands that do not rise": (
+    (
         lambda: Rotation(as_it_is, as_it_is, bands=(Band(2, as_it_is, as_it_is), Band(2, as_it_is, as_it_is))),
         "reach must be a whole number of at least 3, got 2",
     ),
-    "no band": (lambda: Rotation(as_it_is, as_it_is, bands=(3,)), "bands must be a Band, got 3"),  # type: ignore[arg-type]
-    "no chunk": (lambda: Rotation(as_it_is, as_it_is, chunk=0), "chunk must be a whole number of at least 1, got 0"),
-    "a chunk of no bands": (lambda: Rotation(as_it_is, as_it_is, chunk=4), "chunk must be None without bands, got 4"),
-    "a band that widens by itself": (
+    (lambda: Rotation(as_it_is, as_it_is, bands=(3,)), "bands must be a Band, got 3"),
+    (lambda: Rotation(as_it_is, as_it_is, chunk=0), "chunk must be a whole number of at least 1, got 0"),
+    (lambda: Rotation(as_it_is, as_it_is, chunk=4), "chunk must be None without bands, got 4"),
+    (
         lambda: Encoding(*[Positions.arange(3)] * 2, rotations=(WIDENING,)).rotate_bands(*drawn(3, 3)[:2]),
         f"bands must give queries and keys the width that they have for near pairs, {HEAD_DIM}, got [",
     ),
-    "a backend without the log-sum-exp": (
+    (
         lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="sdpa"),
         "backend 'sdpa' cannot run this: the fused kernel does not return the log-sum-exp, which is needed to "
         "merge near and distant pairs, which are rotated differently; these can: ",
     ),
-    "no backend": (
+    (
         lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="fast"),
         "backend must be 'auto', ",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused_by_name(case: str) -> None:
-    call, said = REFUSED[case]
+@in_one_test(REFUSED)
+def test_what_cannot_be_is_refused_by_name(call: Callable[[], object], said: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
         call()

@@ -269,16 +269,6 @@ def test_blocks_hold_what_is_visible(seed: int, is_causal: bool) -> None:
                 assert not (whole & partial_blocks).any()
 
 
-def test_half_of_a_causal_square_is_skipped_and_only_its_diagonal_looked_at() -> None:
-    some, whole = blocks_of(called(*qkv(512, 512), is_causal=True))
-    assert torch.equal(some[0], torch.eye(4, dtype=torch.bool))
-    assert torch.equal(whole[0], torch.ones(4, 4).tril(-1).bool())
-    packed = Positions.packed([256, 256])
-    some, whole = blocks_of(called(*qkv(512, 512), None, (packed, packed)))
-    assert not some.any()
-    assert torch.equal(whole[0], torch.block_diag(torch.ones(2, 2), torch.ones(2, 2)).bool())
-
-
 # --- what it refuses ------------------------------------------------------------------------------------------------
 
 NO_BACKWARD = "FlexAttention has no backward on CPU, and "

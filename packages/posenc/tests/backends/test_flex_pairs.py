@@ -99,19 +99,6 @@ class Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Lookups(TorchFunctionMode):
-    """Where numbers of pairs are looked up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Tensor] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == torch.Tensor.__getitem__ and isinstance(args[1], tuple):
-            self.found.append(torch.stack(torch.broadcast_tensors(*(x.long() for x in args[1])), -1))
-        return func(*args, **(kwargs or {}))
-
-
 def _scores(call: Call) -> tuple[Tensor, Reads]:
     functions = flex._functions(call, call.pieces)
     assert not isinstance(functions, str)
@@ -155,27 +142,6 @@ def test_scores_are_those_of_the_dense_form(name: str, place: str) -> None:
     folds = name == "transformer_xl"  # u, folded before
     looked_up = 0 if name.startswith("alibi") else terms
     assert (reads.pairs, reads.tokens) == (looked_up, 0 if place in LAID else 2 * (terms - folds))
-
-
-def test_gradients_of_a_learned_table_are_added_apart() -> None:
-    """Keys next to one another add to different numbers, which together have the gradient of the dense form."""
-    scheme = T5(HEADS, 8, 16)
-    call = _call(scheme, (TEXT, TEXT))
-    functions = flex._functions(call, call.pieces)
-    assert not isinstance(functions, str)
-    indices = _indices(call)
-    score = functions[0](torch.zeros(2, HEADS, TOKENS, TOKENS), *indices)
-    weight = (torch.arange(score.numel()) % 7 - 3).float().view(score.shape)  # sums of whole numbers are exact
-    given, wanted = (
-        torch.autograd.grad((weight * x).sum(), scheme.weight)[0]
-        for x in (score, forms.added(call.pieces[0], call.block()))
-    )
-    assert torch.equal(given, wanted)
-    with Lookups() as lookups:
-        functions[0](torch.zeros(2, HEADS, TOKENS, TOKENS), *indices)
-    (found,) = lookups.found
-    for first in range(TOKENS - 31):
-        assert len({tuple(place) for place in found[0, 0, 30, first : first + 32].tolist()}) == 32
 
 
 # --- who is seen ------------------------------------------------------------------------------------------------------

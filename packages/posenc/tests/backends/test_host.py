@@ -8,7 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,6 @@ import posenc
 from posenc import KERPLE, T5, ALiBi, Positions, RoPE, Sandwich, Scheme, Shaw
 from posenc.backends import flex, kept
 from posenc.backends.triton import backend as triton
-from posenc.positions.tiles import Visibility
-from posenc.positions.visibility import visible
-from tests.backends.test_flex import called
 
 HEADS, TOKENS, HEAD_DIM = 2, 1100, 16  # from 1,024 keys on, blocks that fade are left out
 CUDA = torch.device("cuda", 0)
@@ -213,22 +210,6 @@ def test_layers_launch_few_operations_and_read_nothing(
     assert device.mode.copies == 0
 
 
-# The launches of each later call that is given the scheme: what rotates queries and keys on the CPU, and of what is
-# learned the tables.
-PASSED = {"nothing": 0, "rope": 12, "alibi": 0, "t5": 5, "shaw": 8}
-
-
-@pytest.mark.parametrize("queries", [TOKENS, 1])
-@pytest.mark.parametrize("name", PASSED)
-def test_a_scheme_that_is_passed_launches_what_is_learned(name: str, queries: int, device: Device) -> None:
-    """Of ALiBi it was 45, of T5 37 and of Shaw 14, in each call."""
-    scheme = MAKES[name]()
-    layer = drawn(queries)
-    found = [counted(lambda: posenc.attention(*layer, scheme, is_causal=True)) for _ in range(3)]
-    assert found[-1].launched.total() <= PASSED[name], found[-1].launched
-    assert not any(each.read for each in found)
-
-
 # The launches of the first layer of a step, and of each later one: two append the key and the value, and three are for
 # the norms of keys, by which a few queries skip them. The first also copies the parameters.
 STEPS = {"nothing": (2, 2), "rope": (25, 15), "alibi": (12, 5), "t5": (11, 5), "shaw": (16, 2)}
@@ -268,67 +249,6 @@ def counted_pass(scheme: Scheme, positions: Positions, cache: Any, found: list[C
 
 
 # --- what a mask depends on -------------------------------------------------------------------------------------------
-
-
-def test_a_mask_is_that_of_its_own_call() -> None:
-    """Whatever was asked before: blocks hold what is visible there, and whole ones nothing else."""
-    n = 400
-    places = [Positions.arange(n), Positions.arange(n, start=5), Positions.packed([130, n - 130])]
-    places += [Positions.padded(torch.arange(n)[None] >= 140), Positions.grid(20, 20)]
-    order = torch.arange(n)[None] // 2
-    places += [Positions(torch.arange(n)[None], order=order)]
-    calls = [
-        called(*(torch.zeros(batch, 1, n, 16) for _ in range(3)), None, (at, at), is_causal=is_causal)
-        for at in places
-        for is_causal in (True, False)
-        for batch in (1, 2)
-    ]
-    calls += [_windowed(calls[0]), _windowed(calls[0], 7)]
-    for _ in range(2):
-        for call in calls:
-            mask = flex._block_mask(call, n, n)
-            i, j = torch.arange(n)[:, None], torch.arange(n)
-            seen = visible(call.query_positions, call.key_positions, call.visibility)
-            seen = torch.ones(1, n, n, dtype=torch.bool) if seen is None else seen
-            for row in range(call.query.size(0)):
-                pairs = mask.mask_mod(torch.tensor(row), torch.tensor(0), i, j)
-                assert torch.equal(pairs, seen[row if seen.size(0) > 1 else 0])
-            assert mask.kv_num_blocks.size(0) == call.query.size(0)
-
-
-def _windowed(call: Any, left: int = 150) -> Any:
-    return replace(call, visibility=Visibility(True, left))
-
-
-@pytest.mark.parametrize("scheme", [ALiBi(HEADS), ALiBi(HEADS) + Shaw(HEAD_DIM, 8, values=False)], ids=repr)
-def test_what_is_left_out_is_that_of_each_layer(scheme: Scheme) -> None:
-    """Of one plan, whose layers have other queries and keys."""
-    at, plan, found = (LAID["text"](),) * 2, {}, []
-    generator = torch.Generator().manual_seed(1)
-    layers = [[torch.randn(1, HEADS, TOKENS, HEAD_DIM, generator=generator) for _ in range(3)] for _ in range(2)]
-    layers[1][1][:, 0, 3] *= 100.0  # a key that counts from far away
-    for layer in layers:
-        masks = [
-            flex._block_mask(called(*layer, scheme, at, is_causal=True).keeping(store), TOKENS, TOKENS)
-            for store in (plan, {})
-        ]
-        kinds = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "q_num_blocks", "q_indices", "full_q_indices")
-        for kind in kinds:
-            assert torch.equal(*(getattr(mask, kind) for mask in masks))
-        found.append(masks[0].kv_num_blocks + masks[0].full_kv_num_blocks)
-    assert any(name[0] == ("near", flex.BLOCK) for name in plan)
-    assert (found[1][:, 0] > found[0][:, 0]).any()
-    assert (found[0].sum(-1) < sum(range(1, found[0].size(-1) + 1))).any()
-
-
-@pytest.mark.parametrize("place", ["packed", "unknown"])
-def test_each_stream_has_its_own(place: str, device: Device) -> None:
-    encoding = posenc.NoPE()(LAID[place]())
-    for device.stream in (1, 2, 1, 2):
-        posenc.attention(*drawn(), encoding, is_causal=True)
-    assert device.masks[0] is device.masks[2]
-    assert device.masks[1] is device.masks[3]
-    assert device.masks[0] is not device.masks[1]
 
 
 @pytest.mark.parametrize("place", ["packed", "unknown"])

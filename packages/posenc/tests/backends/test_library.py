@@ -184,24 +184,6 @@ def test_a_library_of_other_sources_is_not_taken(
     assert [path.name.split("-")[2] for path in build.BUILT.glob("*.json")] == ["v3"]
 
 
-def test_what_others_have_used_lately_stays_in_the_cache(compiler: Callable[..., Path]) -> None:
-    """Another environment may have another posenc, with the same cache."""
-    compiler()
-    folder = library.cache()
-    for name in ("attention-float-v4-new", "attention-float-v4-old", "proof-new", "proof-old"):
-        (folder / f"{name}.json").write_text("{}")
-    for name in ("attention-float-v4-old.so", "attention-float-v4-new.so", "another.txt"):
-        (folder / name).write_text("")
-    for name in ("attention-float-v4-old.json", "attention-float-v4-old.so", "proof-old.json", "another.txt"):
-        os.utime(folder / name, (0, 0))
-    build.build(folder, [("float", V4)], processor.identity(), days=30)
-    left = {path.name for path in folder.iterdir()}
-    assert {name for name in left if "new" in name or "old" in name or "another" in name} == {
-        *("attention-float-v4-new.json", "attention-float-v4-new.so", "proof-new.json", "another.txt")
-    }
-    assert len([name for name in left if name.endswith(".so")]) == 2
-
-
 def no_compiler(patch: pytest.MonkeyPatch, folder: Path) -> str:
     patch.setenv("PATH", str(folder))
     patch.delenv("CXX", raising=False)
@@ -515,19 +497,6 @@ def test_without_a_cache_each_process_proves(
     assert asked == ["float", "float"]
     with pytest.raises(build.UnavailableError, match="there is no cache to keep it in: Could not determine home"):
         library.cache()
-
-
-def test_a_level_that_the_processor_has_not_is_not_taken(
-    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler()
-    built(V4, V3, BASELINE)
-    assert taken() == "v4"
-    for flags, level in ((V3.needs, "v3"), (frozenset(), "baseline")):
-        monkeypatch.setattr(processor, "flags", lambda flags=flags: flags)
-        assert taken() == level
-    path_of(BASELINE).unlink()  # as in an install from source on a newer processor
-    assert refusal() == NO_LIBRARY
 
 
 # --- nothing is built by a call ---------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from posenc.backends.operands import Form
 from posenc.positions.tiles import Tiling, Visibility
 from posenc.schemes.relative_1d import Relative1D
 from tests.rounding import of_sums
-from tests.rows import every_second, with_more
+from tests.rows import every_second
 
 
 def test_a_library_that_says_something_else_of_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,26 +94,6 @@ def test_no_digit_of_the_output_depends_on_threads_or_on_the_rest_of_the_batch(
         torch.set_num_threads(made)
     for one in found[1:]:
         torch.testing.assert_close(one, found[0], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("threads", with_more([16], [1]))
-def test_each_key_is_of_one_task(threads: int) -> None:
-    """On both sides of a gap, in a window: tiles over the same keys begin at different ones."""
-    positions = Positions.cat([Positions.arange(900), Positions.arange(1000, start=900).shift(100)])
-    q, k, v = (torch.randn(1, 2, 1900, 8, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    scheme = ALiBi(2)
-    how = {"query_positions": positions, "key_positions": positions, "is_causal": True, "window": 600}
-    made = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        found, truth = (
-            torch.autograd.grad(posenc.attention(q, k, v, scheme, **how, backend=way).sin().sum(), (q, k, v))
-            for way in ("native", "reference")
-        )
-    finally:
-        torch.set_num_threads(made)
-    for one, other in zip(found, truth, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=of_sums(torch.float64, 1900 + 8, other, score=64))
 
 
 def test_the_kernel_is_given_one_precision_alone() -> None:

@@ -2,7 +2,6 @@
 the reference of FlashAttention's tests (`attention_ref`), and the classes of `xformers.ops.fmha.attn_bias`."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ from posenc.positions.positions import PADDING
 from tests.backends.grounds import FAST
 from tests.hard.strategies import law
 from tests.rounding import of_sums
-from tests.rows import with_more
 
 HEADS, WIDTH = 2, 8
 SIZES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 70)
@@ -136,40 +134,3 @@ def flashes(draw: st.DrawFn) -> Flash:
 @given(flashes())
 def test_flash_attention_of_any_lengths(it: Flash) -> None:
     check_flash(it)
-
-
-# --- xformers --------------------------------------------------------------------------------------------------------
-
-Sees = Callable[[int, int, int, int], bool]
-"""Of a query and a key, counted in their block, and of how many of each the block has."""
-LOCAL = {"is_causal": True, "window": 5}
-BIASES: dict[str, tuple[Sees, bool, dict[str, Any]]] = {
-    # name: which query sees which key, whether the last query is at the last key, and the arguments of attention
-    "": (lambda i, j, m, n: True, False, {}),
-    "Causal": (lambda i, j, m, n: j <= i, False, {"is_causal": True}),
-    "CausalFromBottomRight": (lambda i, j, m, n: j <= i + n - m, True, {"is_causal": True}),
-    "CausalLocalAttention": (lambda i, j, m, n: i - 5 < j <= i, False, LOCAL),
-    "CausalLocalAttentionFromBottomRight": (lambda i, j, m, n: -5 < j - i - n + m <= 0, True, LOCAL),
-    "LocalAttentionFromBottomRight": (lambda i, j, m, n: -3 <= j - i - n + m <= 2, True, {"window": (3, 2)}),
-}
-
-
-def check_blocks(name: str, blocks: list[tuple[int, int]], room: int) -> None:
-    """One row of blocks of (queries, keys), as in BlockDiagonal masks; a single block is LowerTriangular or local.
-    With ``room``, the keys of every block begin at a multiple of it, as in BlockDiagonal...WithOffsetPaddedKeys."""
-    sees, from_the_end, how = BIASES[name]
-    asking = [(b, i, m, n) for b, (m, n) in enumerate(blocks) for i in range(m)]
-    keys = [(b, j) if j < n else (PADDING, 0) for b, (_, n) in enumerate(blocks) for j in range(max(n, room))]
-    seen = torch.tensor([[[b == c and sees(i, j, m, n) for c, j in keys] for b, i, m, n in asking]])
-    at = torch.tensor([[i + (n - m) * from_the_end for _, i, m, n in asking]])
-    query = Positions(at, order=at, document=torch.tensor([[b for b, *_ in asking]]))
-    order = torch.tensor([[j for _, j in keys]])
-    key = Positions(order, order=order, document=torch.tensor([[c for c, _ in keys]]))
-    check(query, key, seen, torch.zeros(1, dtype=torch.float64), 0.0, None, how)
-
-
-@pytest.mark.parametrize("name", with_more([""], list(BIASES)[1:]))
-@law(12)
-@given(st.lists(st.tuples(*[st.sampled_from(SIZES[:9])] * 2), min_size=1, max_size=4), st.sampled_from((0, 19)))
-def test_xformers(name: str, blocks: list[tuple[int, int]], room: int) -> None:
-    check_blocks(name, blocks, room)

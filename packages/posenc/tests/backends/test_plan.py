@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import T5, ALiBi, FoX, Positions, RoPE, Scheme
@@ -21,7 +20,6 @@ from posenc.backends.plan import MOST
 from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Bias, Distance
-from tests.rounding import of_sums
 
 HEADS, TOKENS, HEAD_DIM = 2, 64, 16
 
@@ -123,23 +121,6 @@ def test_a_plan_is_made_anew_for_another(change: str, made: list[Request]) -> No
     assert len(made) == 3
 
 
-def test_a_kernel_that_is_switched_off_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoding, layer, asked = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn(), []
-
-    def noted(dtype: torch.dtype) -> Any:
-        asked.append(dtype)
-        return library.library(dtype)
-
-    monkeypatch.setattr("posenc.backends.native.operator.library", noted)
-    plain = posenc.attention(*layer, encoding, is_causal=True)
-    assert asked == [torch.float32] * (library.missing(torch.float32) is None)
-    asked.clear()
-    with switched_off():
-        out = posenc.attention(*layer, encoding, is_causal=True)
-    assert asked == []
-    torch.testing.assert_close(out, plain, rtol=0, atol=of_sums(torch.float32, HEAD_DIM + TOKENS, layer[2], score=64))
-
-
 def test_a_plan_for_one_device_is_none_for_another() -> None:
     encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
     posenc.attention(*layer, encoding, is_causal=True)
@@ -163,10 +144,6 @@ class Kept(Scheme):
     def bias(self, r: Tensor) -> Tensor:
         slope: Tensor = self.slope  # type: ignore[assignment]
         return (slope * r.abs())[None]
-
-
-def by_hand(scheme: Kept, positions: Positions) -> Encoding:
-    return Encoding(positions, positions, pieces=scheme.score(positions, positions))
 
 
 def test_layers_share_a_plan_and_have_their_own_features(made: list[Request]) -> None:
@@ -255,28 +232,3 @@ def test_plans_are_bounded() -> None:
     for n in range(2 * MOST):
         posenc.attention(*layer, encoding, is_causal=True, scale=1.0 + n)
         assert 1 <= len(encoding.plans) <= MOST
-
-
-# --- gradients --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("scheme", [ALiBi(HEADS), T5(HEADS)], ids=repr)
-def test_a_layer_that_is_computed_again_makes_the_same_graph(scheme: Scheme, reentrant: bool) -> None:
-    """Learned tables are no part of a plan: each layer has its own graph of them, which may be freed."""
-    query, key, value = drawn(requires_grad=True)
-    leaves = (query, key, value, *scheme.parameters())
-
-    def gradients(how: Callable[..., Any]) -> tuple[Tensor, ...]:
-        encoding, x = scheme(Positions.arange(TOKENS)), query
-        for _ in range(3):
-            x = how(lambda x: posenc.attention(x, key, value, encoding, is_causal=True), x)
-        for leaf in leaves:
-            leaf.grad = None
-        x.square().sum().backward()  # type: ignore[no-untyped-call]
-        return tuple(leaf.grad.clone() for leaf in leaves if leaf.grad is not None)
-
-    plain = gradients(lambda layer, x: layer(x))
-    again = gradients(lambda layer, x: checkpoint(layer, x, use_reentrant=reentrant))
-    assert len(plain) == len(again) == len(leaves)
-    torch.testing.assert_close(again, plain)

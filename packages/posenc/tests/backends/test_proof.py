@@ -125,25 +125,9 @@ FAULTS = (
         *("bias", FUNCTIONS, FAINT),
     ),
     fault(
-        "rows of vectors by distance are not shifted",
-        *("scores.h", "s + p.column(i, from, t), ld + 1)", "s + p.column(i, from, t), ld)", "gradient of the vectors"),
-        *OF_VECTORS,
-    ),
-    fault(
         "the gradient of a table past its end goes nowhere",
         *("gradients.h", "if (!past || !t.gradient) return;", "return;", "gradient of the values"),
         *OF_VECTORS,
-    ),
-    fault(
-        "the gradient of a feature is scaled",
-        *(
-            "backward.h",
-            "h, i), d_meeting + r * E, 1, E);",
-            "h, i), d_meeting + r * E, call.softmax_scale, E);",
-            "gradient of the meeting",
-        ),
-        "vectors that features",
-        places=("window of 40", "all keys"),
     ),
     fault(
         "keys meet the vectors of another query",
@@ -151,19 +135,9 @@ FAULTS = (
         "vectors that keys",
     ),
     fault(
-        "the gradient of keys goes by vectors of another query",
-        *("key_meeting.h", "load(entries + c * vectors.stride - r)", "load(entries + c * vectors.stride)"),
-        *("gradient of the key", "vectors that keys"),
-    ),
-    fault(
         "the mass past a table of values is another's",
         *("forward.h", "l_high[at] * alpha + high;", "l_high[at] * alpha + low;", "output"),
         "values by distance (clipped)",
-    ),
-    fault(
-        "the gradient of a function is that of negative scores too",
-        *("gradients.h", "s <= all(0) ? all(0) : g * c;", "g * c;", "gradient of the query"),
-        f"{FUNCTIONS} (relu times",
     ),
     fault(
         "the derivative of a cap is no square",
@@ -171,31 +145,13 @@ FAULTS = (
         *(f"{FUNCTIONS} (cap", f"{FUNCTIONS} (one cap"),
     ),
     fault(
-        "the gradient of a cap is that of its factor",
-        *("gradients.h", "return g * t - g * (Real(1) - t * t) * (s / c);", "return g * t;"),
-        *("gradient of the factor", f"{FUNCTIONS} (cap", f"{FUNCTIONS} (one cap"),
-    ),
-    fault(
-        "the ends of a broken line are taken for columns",
-        *("broken.h", "std::clamp<int64_t>(ends[n - 1] - place, j, stop)", "std::clamp<int64_t>(ends[n - 1], j, stop)"),
-        *("output", "broken line"),
-    ),
-    fault(
         "the gradient of lines forgets the query's share",
         *("broken.h", "d_lines[2 * n] += share * of_x", "d_lines[2 * n] += of_x", "gradient of the lines"),
         "broken line",
     ),
     fault(
-        "the gradient of a distance is the last query's",
-        *("broken.h", "d_away[j] += slope", "d_away[j] = slope", "gradient of the away", "broken line"),
-    ),
-    fault(
         "the gradient of a clock is one side's alone",
         *("backward.h", "add(d_clock + left, d + left, 1, seen - left);", "", "gradient of the key clock", *OF_CLOCKS),
-    ),
-    fault(
-        "a vector is not added to queries",
-        *("turn.h", "if (plus) now += load(plus + d);", "", "output", SHIFT, f"{FAINT} (bias, vectors)"),
     ),
     fault(
         "the gradient of queries is turned on, not back",
@@ -203,48 +159,18 @@ FAULTS = (
         "turned queries and keys",
     ),
     fault(
-        "pairs of channels are counted from the first",
-        *("turn.h", "Real *a = x + t.first, *b", "Real *a = x, *b", "output"),
-        "turned queries and keys (some, interleaved)",
-    ),
-    fault(
         "the query's column is forgotten",
         *("places.h", "t.key_place[2 * key + 1] - own[1] - t.low", "t.key_place[2 * key + 1] - t.low", "output"),
         "two coordinates",
-    ),
-    fault(
-        "the gradient of a plane is that of its first row",
-        *("places.h", "t.d_plane + ((slot * call.heads + h) * t.entries + row) * t.entries"),
-        *("t.d_plane + ((slot * call.heads + h) * t.entries) * t.entries", "gradient of the plane"),
-        *("two coordinates (plane)", "two coordinates (all three)"),
-    ),
-    fault(
-        "the gradient of a row is that of its last keys",
-        *("places.h", "t.d_by_row[own + row] += sum_of", "t.d_by_row[own + row] = sum_of"),
-        *("gradient of the by row", "two coordinates (by row)", "two coordinates (all three)"),
     ),
     fault(
         "far keys are taken for quiet ones",
         *("bounds.h", "Real most = query * call.key_most", "Real most = 0 * call.key_most", "output", FAINT),
     ),
     fault(
-        "values are left out by what scores turn out to be",
-        *(
-            "forward.h",
-            "counts |= !(tops[r] < floor[at + r] + call.skip_threshold);",
-            "counts |= !(tops[r] < floor[at + r]);",
-        ),
-        "output",
-    ),
-    fault(
         "a key past the window is seen",
         *("places.h", "std::min(last, i + tile->high + 1)", "std::min(last, i + tile->high + 2)", "log-sum-exp"),
         places=("window of 9", "window of 40", "packed", "few queries", "two threads"),
-    ),
-    fault(
-        "the last key of a step of decoding has no value",
-        *("forward.h", "weigh(rows, V, seen - left,", "weigh(rows, V, seen - left - 1,", "output"),
-        places=("few queries",),
     ),
     fault(
         "weights of a block before are not brought down",
@@ -259,22 +185,9 @@ FAULTS = (
         places=[name for name, place in PLACES.items() if place.kv_heads > 1],
     ),
     fault(
-        "a tile of some rows is of all that follow",
-        *("backward.h", "if (b < tile.batch || b >= tile.batch_end) continue;", "if (b < tile.batch) continue;"),
-        "gradient of the value",
-        places=("packed",),
-    ),
-    fault(
         "keys are of every part",
         *("backward.h", "int64_t n_block = part;", "int64_t n_block = 0;", "gradient of the value"),
         places=("two threads",),
-    ),
-    fault(
-        "a log-sum-exp is off in the seventh digit",
-        "forward.h",
-        "std::log(l)",
-        "std::log(l) * 1.0000001",
-        "log-sum-exp",
     ),
 )
 
@@ -321,23 +234,9 @@ HALVES = {
         ),
         "gradient of the value",
     ),
-    "pairs of values change places": (
-        Wrong(
-            "halves.h", "words_of(&a->bits) | words_of(&b->bits) << 16", "words_of(&b->bits) | words_of(&a->bits) << 16"
-        ),
-        "output",
-    ),
     "the other operand has its pairs the other way round": (
         Wrong("halves.h", "paired(one, other)", "paired(other, one)"),
         "gradient of the key",
-    ),
-    "the gradients of queries are of one block of keys": (
-        Wrong(
-            "backward.h",
-            "add(dq_row(block.h, block.i + r), dq + r * width, call.softmax_scale, D);",
-            "std::copy(dq, dq + D, dq_row(block.h, block.i + r));",
-        ),
-        "gradient of the query",
     ),
     "a tile is multiplied by its neighbour's": (
         Wrong("halves.h", "_tile_dpbf16ps(1, 4, 7)", "_tile_dpbf16ps(1, 4, 6)"),

@@ -5,12 +5,8 @@ to ceilings.
 """
 
 import itertools
-import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,8 +22,6 @@ from tests.backends.grounds import ATTENDING, case, encoded, with_gradients
 from tests.backends.test_triton import INTERPRETED, ON, interpreted
 
 LAYOUTS: tuple[PairLayout, ...] = ("half", "interleaved")
-VIEWS = frozenset({"view", "slice", "_unsafe_view", "unsqueeze", "expand", "alias", "select", "detach"})
-ALLOCATING = frozenset({"empty_like", "empty", "empty_strided"})
 
 
 # --- without the kernel -----------------------------------------------------------------------------------------------
@@ -43,30 +37,6 @@ def rotation(
     angle = torch.empty(rows, heads, tokens, pairs or head_dim // 2, device=device)
     angle = angle if device == "meta" else angle.normal_(std=2.0)
     return PairRotation(angle.cos(), angle.sin(), layout, head_dim, **how)
-
-
-PLAIN = {
-    "all channels": {},
-    "channels from the fourth on": {"first": 4, "pairs": 28},
-    "some channels": {"pairs": 16},
-    "some heads": {"heads": range(4, 12), "num_heads": 16},
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", PLAIN)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_elsewhere_than_on_the_cpu_it_is_not_cut_into_blocks(kind: str, layout: PairLayout, dtype: torch.dtype) -> None:
-    """Of a text of 16,384, of which the CPU makes hundreds of blocks: forward and backward are a few operations."""
-    x = torch.empty(4, 16, 16_384, 64, device="meta", dtype=dtype, requires_grad=True)
-    turn = rotation(16_384, 64, layout, device="meta", **PLAIN[kind])
-    made: list[Tensor] = []
-    forward = operations(lambda: made.append(turn(x)))
-    backward = operations(lambda: torch.autograd.grad(made[0], x, torch.empty_like(made[0])))
-    for names in (forward, backward):
-        writing = [name for name in names if name not in VIEWS | ALLOCATING]
-        assert len(writing) <= 12, writing
-        assert len(names) <= 24, names
 
 
 # --- who takes the kernel ---------------------------------------------------------------------------------------------
@@ -191,20 +161,6 @@ def test_a_kernel_that_cannot_run_is_said_once(tried: list[Exception | None], mo
         monkeypatch.setattr(fused, "_kernel", object)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert not fused.works_on(GPU)
-
-
-def test_nothing_is_tried_while_a_graph_is_captured(
-    tried: list[Exception | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would be part of the graph, or end its capture. What was known before is used."""
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    with pytest.warns(UserWarning, match="a CUDA graph is captured, and nothing was rotated before; run once what"):
-        assert not fused.works_on(GPU)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    tried.append(None)
-    assert fused.works_on(GPU)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert fused.works_on(GPU)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -374,87 +330,3 @@ def test_every_scheme_that_rotates_pairs_does_so_by_the_kernel(
     with torch.no_grad():
         it.attend("reference")
     assert bool(by_kernel) == (name not in WITHOUT_PAIRS)
-
-
-# --- what the compiler makes of it ------------------------------------------------------------------------------------
-
-DTYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
-# layout, dtype, head_dim, pairs, first channel, heads; registers of a thread, and bytes that are read and written for
-# each channel: x once, and for each that is rotated half a cosine and half a sine, of 4 bytes.
-CEILINGS: list[tuple[PairLayout, torch.dtype, int, int, int, int, int, float, float]] = [
-    ("half", torch.bfloat16, 64, 32, 0, 16, 80, 2 + 4, 2),
-    ("half", torch.bfloat16, 128, 64, 0, 12, 80, 2 + 4, 2),
-    ("half", torch.float32, 64, 32, 0, 9, 96, 4 + 4, 4),
-    ("interleaved", torch.bfloat16, 64, 32, 0, 16, 80, 2 + 4, 2),
-    ("interleaved", torch.float16, 128, 64, 0, 12, 80, 2 + 4, 2),
-    ("interleaved", torch.float32, 64, 32, 0, 16, 96, 4 + 4, 4),
-    ("half", torch.bfloat16, 64, 16, 0, 16, 80, 2 + 2 + 1, 2 + 1),
-    ("half", torch.bfloat16, 192, 32, 128, 16, 128, 2 / 3 + 4 / 3 + 2 * 4 / 3, 2 / 3 + 2 * 4 / 3),
-]
-
-
-def compiled(
-    layout: PairLayout, dtype: torch.dtype, head_dim: int, pairs: int, first: int, heads: int, patch: pytest.MonkeyPatch
-) -> tuple[Any, dict[str, Any]]:
-    """The kernel for an H100 as it is launched for a projection, and its constants."""
-    from triton.backends.compiler import GPUTarget  # not before: it is not everywhere
-    from triton.compiler import ASTSource, compile
-
-    kernel = fused._kernel()
-    given: list[tuple[Any, dict[str, Any]]] = []
-
-    class Recorder:
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *arguments, **how: given.append((arguments, how))
-
-    x = torch.empty(2, 4096, heads, head_dim, dtype=dtype, device="meta").transpose(1, 2)
-    cos = torch.empty(1, 1, 4096, pairs, device="meta")
-    with patch.context() as within:
-        within.setattr(fused, "_kernel", Recorder)
-        fused.rotate_into(x, x, cos, cos, layout == "interleaved", first)
-    ((arguments, how),) = given
-    constants = {name: x for name, x in how.items() if name not in fused.HOW}
-    signature, divisible = {}, {}
-    for at, parameter in enumerate(kernel.params):
-        name = parameter.name
-        if parameter.is_constexpr:
-            signature[name] = "constexpr"
-            continue
-        value = arguments[at]
-        signature[name] = DTYPES[value.dtype] if isinstance(value, Tensor) else "fp32" if name == "sign" else "i32"
-        if isinstance(value, Tensor) or (not parameter.do_not_specialize and value % 16 == 0):
-            divisible[(at,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constants, divisible)
-    return compile(source, target=GPUTarget("cuda", 90, 32), options=fused.HOW), how
-
-
-def moved(ptx: str, kind: str) -> float:
-    """The bytes that a thread moves to or from global memory, by the instructions of straight code."""
-    found = re.findall(rf"{kind}\.global\S*?(?:\.v(\d))?\.b(\d+)", ptx)
-    return sum(int(count or 1) * int(bits) / 8 for count, bits in found)
-
-
-@pytest.mark.slow
-@pytest.mark.triton
-@pytest.mark.skipif(INTERPRETED, reason="it is interpreted in this process")
-@pytest.mark.parametrize("case", CEILINGS, ids=lambda case: "-".join(map(str, case[:6])))
-def test_it_needs_few_registers_and_moves_each_number_once(
-    case: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Without spills, which would use the stack, in loads of 16 bytes. Where not all channels are rotated, a lane for
-    each of a power of two copies what is to be copied; the others are masked, but counted here."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    *shape, registers, read, written = case
-    made, how = compiled(*shape, monkeypatch)
-    ptx = made.asm["ptx"]
-    channels = how["HEADS"] * how["TOKENS"] * how["WIDTH"] / (32 * how["num_warps"])
-    assert moved(ptx, "ld") / channels == pytest.approx(read)
-    assert moved(ptx, "st") / channels == pytest.approx(written)
-    cubin = tmp_path / "rotate.cubin"
-    cubin.write_bytes(made.asm["cubin"])
-    tool = Path(sys.modules["triton"].__file__ or "").parent / "backends/nvidia/bin/cuobjdump"
-    told = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True).stdout
-    used = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
-    assert used["STACK"] == used["LOCAL"] == 0
-    assert used["REG"] <= registers
-    assert {m for m in re.findall(r"(?:ld|st)\.global\S*", ptx) if ".v4.b32" not in m} == set()

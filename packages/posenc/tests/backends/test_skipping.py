@@ -15,7 +15,6 @@ from posenc.backends import attention as room
 from posenc.backends.call import Call
 from posenc.backends.skipping import counted_blocks
 from posenc.encoding.pieces import Bias, Clock, Distance
-from posenc.models.forward_pass import NORMS
 from posenc.scheme import Scheme
 from tests.awkward import Pieces
 from tests.rounding import of_sums
@@ -145,27 +144,6 @@ def test_a_cache_that_keeps_the_lengths_of_keys_need_not_be_read(name: str) -> N
     torch.testing.assert_close(found[0, 0], right[1][0, 0], rtol=0, atol=4 * 2.0**-32)  # values below 4
     norms[:, :, 5] = torch.inf
     assert run(name, [q, k, v], "native", **how)[0].isnan().all()
-
-
-def test_a_forward_pass_keeps_the_lengths_of_its_keys() -> None:
-    """In pieces of the cache, with keys that are rotated first; of a model whose scheme never fades it keeps none."""
-    tokens, scheme = 700, posenc.RoPE(16) + ALiBi(HEADS)
-    q, k, v = drawn(tokens, dtype=torch.float32)
-    k[:, :, 7] *= 300.0
-    cache, outs = posenc.models.KVCache(), []
-    with torch.no_grad():
-        for start, stop in ((0, 690), (690, 697), (697, 700)):
-            with posenc.models.ForwardPass(scheme, Positions.arange(stop - start, start=start), cache) as step:
-                part = slice(start, stop)
-                outs.append(step.attention(q[:, :, part], k[:, :, part], v[:, :, part], backend="native"))
-    whole = posenc.attention(q, k, v, scheme, is_causal=True, backend="reference")
-    torch.testing.assert_close(torch.cat(outs, 2), whole, rtol=0, atol=300 * 2**-22)  # scores are of some hundreds
-    kept = cache._kept[0][f"feature {NORMS}"][:, :, :tokens]
-    torch.testing.assert_close(kept, torch.linalg.vector_norm(k, dim=-1))
-    cache = posenc.models.KVCache()
-    with torch.no_grad(), posenc.models.ForwardPass(posenc.RoPE(16), Positions.arange(tokens), cache) as step:
-        step.attention(q, k, v)
-    assert set(cache._kept[0]) == {"key", "value"}
 
 
 @pytest.mark.parametrize("wrong", [torch.ones(1, 2, 7), torch.ones(1, 2, 8, 1), torch.ones(1, 2, 8).long(), 3.0])

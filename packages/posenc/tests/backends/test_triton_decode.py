@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import FIRE, T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
+from posenc import FIRE, T5, ALiBi, DistanceAware, Positions, Scheme, Shaw, TransformerXL
 from posenc.backends import choice
 from posenc.backends.request import Request
 from posenc.backends.triton import backend, launch, steps
@@ -36,7 +36,7 @@ from tests.backends.grounds import (
     takes,
 )
 from tests.backends.test_triton import INTERPRETED, U, error, interpreted, on
-from tests.backends.test_triton_ahead import Elsewhere, on_cuda
+from tests.backends.test_triton_ahead import Elsewhere
 
 __all__ = ["on"]  # a fixture
 
@@ -194,31 +194,6 @@ def test_a_cache_of_more_elements_than_32_bits_count(on: torch.device) -> None:
         assert torch.equal(one, other)
 
 
-def test_a_compiled_step_serves_all_lengths(on: torch.device) -> None:
-    """One graph, in which the kernels are one node."""
-    scheme = ALiBi(6).to(on)
-    graphs = []
-
-    def keep(graph: Any, given: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        at = Positions.arange(1, start=k.size(2) - 1), Positions.arange(k.size(2))
-        out = posenc.attention(
-            q, k, v, scheme, query_positions=at[0], key_positions=at[1], is_causal=True, backend="triton"
-        )
-        assert isinstance(out, Tensor)
-        return out
-
-    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=keep)
-    with torch.no_grad():
-        for tokens in (40, 41, 64):
-            given = step_of(tokens, 1, on)
-            assert torch.equal(compiled(*given), run(*given))
-    assert len(graphs) == 1
-
-
 @pytest.mark.gpu
 def test_a_cuda_graph_captures_it() -> None:
     """With rows of several lengths, whose tiles are copied to the device; it is replayed on other numbers."""
@@ -286,26 +261,6 @@ def test_a_step_is_one_launch_or_two(launches: Launches) -> None:
     assert given["out"].shape == (8, 2, 6, 1, 16)
 
 
-@pytest.mark.parametrize(
-    ("batch", "heads", "kv_heads", "queries", "tokens"),
-    [(1, 12, 3, 1, 10**5), (8, 32, 8, 1, 4096), (64, 32, 8, 4, 2**15), (1, 71, 1, 15, 999), (300, 8, 8, 1, 77)],
-)
-def test_programs_are_as_many_as_there_is_room_for(
-    batch: int, heads: int, kv_heads: int, queries: int, tokens: int, launches: Launches
-) -> None:
-    """Each query of each head is a row of one program, and each key of one part."""
-    q, k = (torch.zeros(16).expand(batch, h, n, 16) for h, n in ((heads, queries), (kv_heads, tokens)))
-    decoded(q, k, k, NoPE())
-    _, (programs, of_heads, parts), given = launches.given[0]
-    groups = heads // kv_heads
-    assert of_heads == kv_heads
-    assert programs == batch * -(-queries // given["Q"])
-    assert given["R"] >= max(16, groups * given["Q"])
-    assert given["R"] <= max(64, 2 * groups)
-    assert programs * kv_heads * parts <= max(steps.HOW[""].programs, programs * kv_heads)
-    assert (parts - 1) * steps.LEAST < tokens
-
-
 def test_rows_of_several_lengths_are_one_copy(launches: Launches) -> None:
     """Of a tensor that says where the tiles of each row are, and what they are."""
     positions = padded("lin", 40).with_layout()
@@ -354,21 +309,6 @@ def test_on_a_gpu_auto_takes_it_for_few_queries(name: str, monkeypatch: pytest.M
         )
         monkeypatch.setattr(backend, "missing", lambda: "Triton is not installed")
         assert choice.choose(there)[0].name in ("reference", "chunked")
-
-
-def test_a_piecewise_linear_function_has_no_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor a kernel for many queries."""
-    monkeypatch.setattr(backend, "missing", lambda: None)
-    said = "a score term is a piecewise linear function of both coordinates, which the kernel supports only for few"
-    refused = backend.TRITON.refuses(on_cuda(FIRE(2)))
-    assert refused is not None
-    assert refused.startswith(said)
-    q, k = torch.empty(1, 2, 1, 16), torch.empty(1, 2, 300, 16)
-    *_, call = Request(q, k, k, FIRE(2), None, None, is_causal=True).checked()
-    there = replace(call, query=q.as_subclass(Elsewhere))
-    assert (backend.TRITON.refuses(there) or "").startswith(said)
-    with torch.no_grad():
-        assert backend.TRITON.refuses(there) is None
 
 
 # --- they compile -----------------------------------------------------------------------------------------------------

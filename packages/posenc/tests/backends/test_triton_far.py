@@ -15,8 +15,8 @@ from torch import Tensor
 import posenc
 from posenc import T5, ALiBi, Shaw
 from posenc.backends.triton import launch
-from tests.backends.grounds import PLACES, WAYS, Case, case, refuses
-from tests.backends.test_triton import INTERPRETED, both, check_as_exact_as_the_reference, interpreted, on
+from tests.backends.grounds import PLACES, WAYS, case, refuses
+from tests.backends.test_triton import INTERPRETED, check_as_exact_as_the_reference, interpreted, on
 
 __all__ = ["on"]  # a fixture
 
@@ -84,29 +84,6 @@ def test_every_place_in_every_way(
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def everything(it: Case, on: torch.device) -> dict[str, Tensor]:
-    return both(it, "triton", torch.float32, on)
-
-
-@pytest.mark.parametrize("name", ["shaw+alibi", "clocked"])
-def test_every_number_is_written_and_the_same_each_time(
-    name: str, on: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In PyTorch's deterministic mode memory that nobody wrote to is NaN; then not a bit of any output or gradient
-    differs."""
-    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
-    it = case(name, "packed", 37, "both", heads=2, kv_heads=1)
-    plain = everything(it, on)
-    torch.use_deterministic_algorithms(True)
-    try:
-        assert torch.empty(3).isnan().all()
-        poisoned = everything(it, on)
-    finally:
-        torch.use_deterministic_algorithms(False)
-    for what, x in plain.items():
-        assert torch.equal(x, poisoned[what]), what
 
 
 @pytest.mark.parametrize("scheme", [Shaw(16, 5), ALiBi(1), T5(1)], ids=["windows", "a line", "a table"])

@@ -1,8 +1,7 @@
 """How the kernels for CUDA are launched: what is settled before, copied once, or refused. None of this needs a GPU."""
 
-import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from posenc import ALiBi, Positions, Shaw, compat
 from posenc.backends import eligible
 from posenc.backends.request import Request
 from posenc.backends.triton import backend, launch, lists, operator, skipping, tasks
-from posenc.backends.triton.tasks import LENGTHS
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
 from tests.awkward import Pieces
@@ -24,29 +22,14 @@ from tests.awkward import Pieces
 # --- precision of products --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def precision() -> Iterator[Any]:
-    """PyTorch's settings, which other tests find as they were."""
-    settings = torch.backends.cuda.matmul
-    before = getattr(settings, "fp32_precision", None)
-    yield settings
-    if before is not None:
-        settings.fp32_precision = before
-    torch.set_float32_matmul_precision("highest")
-
-
-def test_the_new_setting_is_read_where_there_is_one(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After it was set, PyTorch raises where the old ones are read."""
-    if not hasattr(precision, "fp32_precision"):
-        pytest.skip("this PyTorch has only the old settings")
-    for setting, expected in (("tf32", True), ("ieee", False)):
-        precision.fp32_precision = setting
-        assert compat.multiplies_in_tf32() == expected
-    precision.fp32_precision = "tf32"
-    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
-        torch.get_float32_matmul_precision()
-    seen = {dtype: launched(Shaw(16, 5), monkeypatch, dtype)["forward"]["PRECISION"] for dtype in backend.DTYPES}
-    assert seen == {torch.float32: "tf32", torch.bfloat16: "ieee", torch.float16: "ieee"}
+def test_products_are_as_precise_as_pytorchs() -> None:
+    assert not compat.multiplies_in_tf32()
+    try:
+        for setting, expected in (("high", True), ("medium", True), ("highest", False)):
+            torch.set_float32_matmul_precision(setting)
+            assert compat.multiplies_in_tf32() == expected
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def launched(
@@ -107,34 +90,7 @@ def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
     assert tries(plain, 45, 16, torch.float32) == [32]
     assert tries(plain, 70, 40, torch.float32) == [128, 128, 64, 32]
     assert tries(plain, 70, 16, torch.bfloat16) == [64, 64, 32]
-    assert tries(Shaw(16, 5, values=False), 70, 16, torch.float32) == [
-        128,
-        128,
-        64,
-        32,
-        32,
-    ]  # near pairs have another kernel
-
-
-@pytest.mark.parametrize("hip", [None, "6.4"])
-@pytest.mark.parametrize("queries", [70, 1])
-def test_registers_are_limited_where_there_is_a_limit(
-    hip: str | None, queries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[dict[str, Any]] = []
-
-    class Kernel:
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda **how: given.append(how)
-
-    monkeypatch.setattr(backend, "missing", lambda: None)
-    monkeypatch.setattr(backend, "is_interpreted", lambda: True)
-    monkeypatch.setattr(launch, "out_of_resources", lambda: MemoryError)
-    monkeypatch.setattr(launch, "kernel_of", lambda name: Kernel())
-    monkeypatch.setattr(torch.version, "hip", hip)
-    q, k = (torch.zeros(1, 2, n, 16, dtype=torch.bfloat16) for n in (queries, 70))
-    posenc.attention(q, k, k, ALiBi(2), is_causal=True, backend="triton")
-    assert any("maxnreg" in how for how in given) == (hip is None)
+    assert tries(Shaw(16, 5, values=False), 70, 16, torch.float32) == [128, 128, 64, 32, 32]  # and another kernel
 
 
 @pytest.mark.parametrize("shape", [(launch.GRID + 1, 1), (1, launch.GRID + 1)])
@@ -216,49 +172,6 @@ def test_what_a_graph_reads_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> Non
     gpu.is_capturing = True
     assert gpu.tasks(70) is first  # however many came since
     assert len(lists._CAPTURED) == 1
-
-
-def test_a_graph_that_was_not_warmed_up_reads_what_is_copied_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, in a thread that may do so during any capture, and into memory that is not the graph's. No stream that
-    captures is told to the allocator, which must not wait for it: the list is kept."""
-    gpu = Device(monkeypatch)
-    gpu.is_capturing = True
-    first = gpu.tasks(70)
-    assert gpu.tasks(70) is first
-    gpu.is_capturing = False
-    assert gpu.tasks(70) is first
-    assert gpu.copies == 1
-    assert threading.get_ident() not in gpu.relaxed  # the caller's own mode stays
-    assert gpu.streams == [0]
-    assert len(lists._CAPTURED) == 1
-
-
-# --- what kernels are compiled for ------------------------------------------------------------------------------------
-
-
-@pytest.mark.triton
-def test_kernels_are_not_compiled_anew_for_another_length() -> None:
-    from posenc.backends.triton import backnear, backward, bounds, forward  # not before: they need Triton
-
-    strides = {f"{name}_{of}" for name, of in itertools.product("qkv", ("batch", "head", "row"))}
-    tensors = {"q", "k", "v", "out", "lse", "dout", "delta", "tasks", "tiles", "bias", "vectors", "values", "factor"}
-    for kernel in (
-        forward.forward,
-        forward.forward_near,
-        backward.backward_queries,
-        backward.backward_keys,
-        backnear.backward_queries_near,
-        backnear.backward_keys_near,
-        backnear.backward_tables,
-        bounds.bounds_queries,
-        bounds.bounds_keys,
-        bounds.bounds_counted,
-    ):
-        if not hasattr(kernel, "params"):
-            pytest.skip("the kernels are interpreted in this process")
-        of = {p.name: p for p in kernel.params if not p.is_constexpr}
-        assert {name for name, p in of.items() if p.do_not_specialize} == of.keys() & set(LENGTHS)
-        assert not (strides | tensors) & set(LENGTHS)
 
 
 # --- lines of distances -----------------------------------------------------------------------------------------------

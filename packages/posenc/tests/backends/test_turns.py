@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import posenc
 from posenc import (
@@ -137,21 +136,6 @@ def test_the_kernel_turns_what_the_reference_is_given_turned(name: str, left: li
     check_close(found, truth, it)
 
 
-@pytest.mark.parametrize("name", ["half", "some channels, interleaved", "a turn that lengthens", "with a bias"])
-def test_a_scheme_that_is_bound_before_is_turned_by_the_kernel_too(name: str, left: list[bool]) -> None:
-    """In a model, in single precision."""
-    it = case_of(CONVENTIONS[name], torch.float32)
-    encoding = it.scheme(it.query_positions)
-    tensors = (it.query, it.key, it.value)
-    found = posenc.attention(*tensors, encoding, is_causal=True, backend="native")
-    turned = encoding.rotate(it.query, it.key)
-    expected = posenc.attention(*turned, it.value, encoding.pairs, is_causal=True, backend="native")
-    assert left == [True, False]
-    torch.testing.assert_close(found, expected)
-    grads = [torch.autograd.grad(out.sin().sum(), tensors) for out in (found, expected)]
-    torch.testing.assert_close(*grads)
-
-
 def added_to_keys() -> Scheme:
     return awkward.Pieces(lambda w: (Fold("Folded", key=w),), w=torch.randn(1, 1, TOKENS, HEAD_DIM))
 
@@ -204,21 +188,3 @@ def test_what_the_kernel_leaves_out_goes_by_rotated_lengths() -> None:
     torch.testing.assert_close(found, truth, rtol=0, atol=2.0**-24 * 2e4 * v.abs().max().item())
     assert posenc.explain(q, k, v, scheme, is_causal=True).computed == 1.0
     assert posenc.explain(q, k, v, ALiBi(4), is_causal=True).computed < 1.0
-
-
-def test_a_transformation_of_functions_has_the_derivative_of_the_turn() -> None:
-    """Frequencies that a function is differentiated by; inside, their tensors do not say so."""
-    positions = Positions.arange(9)
-    q, k, v = (torch.randn(1, HEADS, 9, HEAD_DIM, dtype=torch.float64) for _ in range(3))
-
-    def run(speed: Tensor) -> Tensor:
-        scheme = RoPE(HEAD_DIM, scaling=lambda theta: (theta * speed, 1.0))
-        encoding = scheme(positions, dtype=torch.float64)
-        out = posenc.attention(q, k, v, encoding, is_causal=True, backend="reference")
-        assert isinstance(out, Tensor)
-        return out.sin().sum()
-
-    speed = torch.ones((), dtype=torch.float64, requires_grad=True)
-    (expected,) = torch.autograd.grad(run(speed), speed)
-    torch.testing.assert_close(torch.func.grad(run)(speed.detach()), expected)
-    torch.testing.assert_close(torch.func.vmap(torch.func.grad(run))(speed.detach()[None]), expected[None])

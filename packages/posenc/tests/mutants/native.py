@@ -45,13 +45,6 @@ MUTANTS = (
         "s + p.column(i, from, t), ld)",
         *("relative_1d", "text", "causal"),
     ),
-    source(
-        "the kernel sees a key past its window",
-        "places.h",
-        "std::min(last, i + tile->high + 1)",
-        "std::min(last, i + tile->high + 2)",
-        *("alibi", "text", "causal"),
-    ),
     Source(
         "the kernel's weights of a block before are not brought down",
         library,
@@ -65,29 +58,6 @@ MUTANTS = (
         "bounds.h",
         ("return !(most < floor + call.skip_threshold);", "return !(most < floor);"),
         partial(test_skipping.test_what_is_left_out_weighs_no_more_than_is_said, "alibi", 600),
-    ),
-    Source(
-        "the kernel takes far keys for quiet ones",
-        library,
-        "bounds.h",
-        ("Real most = query * call.key_most", "Real most = 0 * call.key_most"),
-        partial(test_skipping.test_a_far_key_that_is_loud_is_computed, "alibi", 700),
-    ),
-    Source(
-        "the kernel leaves out scores that a query turns out to have",
-        library,
-        "forward.h",
-        ("counts |= !(tops[r] < floor[at + r] + call.skip_threshold);", "counts |= !(tops[r] < floor[at + r]);"),
-        partial(test_skipping.test_what_is_left_out_weighs_no_more_than_is_said, "alibi", 3),
-    ),
-    Source(
-        "the kernel's gradient of a query's share is that of its last block of keys",
-        library,
-        "broken.h",
-        ("i] += d_share", "i] = d_share"),
-        partial(
-            test_parity.test_so_it_is_over_blocks_of_their_real_size, "fire", "text", "causal", torch.device("cpu")
-        ),
     ),
     Source(
         "the kernel's cap loses the digits of small scores",
