@@ -1,10 +1,7 @@
 """Exported: a program for any length of every scheme, without complex numbers; and as ONNX, run by onnxruntime."""
 
 import io
-import subprocess
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,17 +12,7 @@ from tests.rounding import of_sums
 
 pytestmark = [pytest.mark.slow, pytest.mark.more]
 TOKENS, OTHERS = 17, (5, 33)
-# Every door, and every kind of piece.
-SCHEMES = (
-    "learned",
-    "rope+alibi",
-    "shaw",
-    "relative_2d",
-    "transformer_xl",
-    "disentangled",
-    "squeezing",
-    "interpolated",
-)
+SCHEMES = ("learned", "rope+alibi", "shaw", "relative_2d", "disentangled")  # of every door
 MISSING = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
 
 
@@ -42,7 +29,7 @@ def tensors(it: Case, tokens: int) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [(name, "auto") for name in SCHEMES] + [("rope+alibi", backend) for backend in ("sdpa", "native", "reference")],
+    [(name, "auto") for name in SCHEMES] + [("rope+alibi", backend) for backend in ("sdpa", "native")],
 )
 def test_an_exported_program_gives_what_eager_gives_at_any_length(name: str, backend: str) -> None:
     """Also one with gradients, when it was saved and loaded."""
@@ -63,15 +50,6 @@ def test_an_exported_program_gives_what_eager_gives_at_any_length(name: str, bac
     dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
     assert torch.float64 in dtypes
     assert not any(dtype.is_complex for dtype in dtypes)
-
-
-def test_another_process_loads_a_program_once_it_has_attention(tmp_path: Path) -> None:
-    """As docs/recipes/onnx.md says: of a program with posenc's own operator."""
-    it = case("alibi", "text", TOKENS)
-    program = torch.export.export(Model(it, "native"), tensors(it, TOKENS))
-    torch.export.save(program, tmp_path / "program.pt2")
-    loads = f"import torch, posenc; posenc.attention; torch.export.load({str(tmp_path / 'program.pt2')!r})"
-    subprocess.run([sys.executable, "-W", "ignore", "-c", loads], check=True, capture_output=True)
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"ONNX needs {', '.join(MISSING)}, which the dev extra installs")

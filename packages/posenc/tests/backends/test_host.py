@@ -29,32 +29,9 @@ CUDA = torch.device("cuda", 0)
 
 READS = {"_local_scalar_dense", "nonzero", "equal", "_unique2", "unique_dim", "unique_consecutive", "masked_select"}
 WITHOUT_A_KERNEL = READS | {
-    *(
-        "view",
-        "_unsafe_view",
-        "expand",
-        "slice",
-        "select",
-        "unsqueeze",
-        "squeeze",
-        "transpose",
-        "permute",
-        "t",
-        "alias",
-    ),
-    *(
-        "detach",
-        "as_strided",
-        "unbind",
-        "split",
-        "unfold",
-        "diagonal",
-        "empty",
-        "new_empty",
-        "empty_like",
-        "lift_fresh",
-    ),
-    "promote_types",
+    *("view", "_unsafe_view", "expand", "slice", "select", "unsqueeze", "squeeze", "transpose", "permute", "t"),
+    *("alias", "detach", "as_strided", "unbind", "split", "unfold", "diagonal", "empty", "new_empty", "empty_like"),
+    *("lift_fresh", "promote_types"),
 }
 
 
@@ -167,21 +144,15 @@ MAKES: dict[str, Callable[[], Scheme | None]] = {
 # costs three more, which clear queries, keys and values.
 COUNTS: list[tuple[str, str, bool, str, int, int]] = [
     ("nothing", "text", False, "sdpa", 0, 0),
-    ("nothing", "packed", False, "flex", 55, 0),
     ("nothing", "unknown", False, "flex", 63, 3),
     ("rope", "text", False, "sdpa", 12, 12),
-    ("rope", "text", True, "sdpa", 12, 12),
-    ("alibi", "text", False, "triton", 26, 0),
     ("alibi", "text", True, "triton", 26, 0),
-    ("alibi", "packed", True, "triton", 26, 0),
     ("alibi", "unknown", True, "flex", 198, 39),
     ("alibi, directed", "text", True, "flex", 130, 0),
     ("sandwich", "text", False, "flex", 170, 36),
-    ("t5", "text", False, "triton", 42, 0),
     ("t5", "text", True, "triton", 42, 5),
     ("t5", "unknown", True, "flex", 229, 83),
     ("kerple", "text", True, "triton", 20, 10),
-    ("shaw", "text", False, "triton", 14, 0),
     ("shaw", "text", True, "triton", 14, 9),
 ]
 

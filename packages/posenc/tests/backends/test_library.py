@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -225,34 +224,6 @@ def test_what_keeps_it_from_being_built_is_said(
     with pytest.raises(build.UnavailableError) as error:
         build.build(build.BUILT, [("float", V4)])
     assert str(error.value).startswith(said)
-
-
-class Windows:
-    """`os` without what only POSIX has."""
-
-    name = "nt"
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("getuid", "killpg", "statvfs", "sched_getaffinity", "O_NOFOLLOW", "O_NONBLOCK"):
-            raise AttributeError(name)
-        return getattr(os, name)
-
-
-def test_windows_has_no_owners_of_files_no_locks_and_a_folder_of_its_own(
-    compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler()
-    monkeypatch.setattr(library, "os", Windows())
-    monkeypatch.setattr(build, "os", Windows())
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("LOCALAPPDATA", str(fresh / "local"))
-    os.link(fresh / "a compiler", fresh / "compiler")
-    monkeypatch.setenv("CXX", str(fresh / "compiler"))
-    built(V4, V3)
-    (fresh / "built").chmod(0o777)  # which says nothing there
-    assert taken() == "v4"
-    assert [path.parent for path in (fresh / "local").glob("*/proof-*")] == [library.cache()]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from posenc.rotation import fused, phases
 from posenc.rotation.phases import PairLayout, PairRotation
 from tests.backends.counting import operations
 from tests.backends.grounds import ATTENDING, case, encoded, with_gradients
-from tests.backends.test_triton import INTERPRETED, ON, interpreted
+from tests.backends.test_triton import INTERPRETED, ON
 
 LAYOUTS: tuple[PairLayout, ...] = ("half", "interleaved")
 
@@ -83,34 +83,6 @@ def test_queries_and_keys_are_a_launch_each_and_so_are_their_gradients(
     assert len(launched) == 4
 
 
-def learned_angles() -> tuple[PairRotation, Tensor]:
-    turn = rotation(5, 8)
-    return PairRotation(turn.cos.requires_grad_(), turn.sin, "half", 8), torch.randn(1, 1, 5, 8)
-
-
-PASSED_BY: dict[str, Callable[[], tuple[PairRotation, Tensor]]] = {
-    "float64": lambda: (rotation(5, 8), torch.randn(1, 1, 5, 8, dtype=torch.float64)),
-    "angles with a gradient": learned_angles,
-    "no tokens": lambda: (rotation(1, 8), torch.randn(1, 1, 0, 8)),
-    "a tensor of another class": lambda: (rotation(5, 8), torch.randn(1, 1, 5, 8).as_subclass(Subclass)),
-    "a sine of another shape": lambda: (
-        PairRotation(torch.ones(1, 1, 5, 4), torch.zeros(1, 1, 1, 4), "half", 8),
-        torch.randn(1, 1, 5, 8),
-    ),
-}
-
-
-class Subclass(Tensor):
-    """Whose operations may be anything."""
-
-
-@pytest.mark.parametrize("why", PASSED_BY)
-def test_these_are_not_for_the_kernel(why: str, launched: list[dict[str, Any]]) -> None:
-    turn, x = PASSED_BY[why]()
-    assert turn(x).shape == x.shape
-    assert not launched
-
-
 def test_what_watches_or_replaces_operations_sees_them(launched: list[dict[str, Any]]) -> None:
     turn, x = rotation(5, 8), torch.randn(2, 1, 5, 8)
     assert "addcmul_" in operations(lambda: turn(x))
@@ -164,13 +136,6 @@ def test_a_kernel_that_cannot_run_is_said_once(tried: list[Exception | None], mo
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.triton
-@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets it")
-def test_where_there_is_no_gpu_it_is_interpreted() -> None:
-    assert interpreted(__file__) >= len(CASES) + len(SCHEMES)  # and were not skipped
 
 
 @pytest.fixture(params=ON)

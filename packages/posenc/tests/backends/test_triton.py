@@ -4,6 +4,7 @@ Where there is no GPU, Triton interprets them line by line on the CPU. Whether i
 it is imported, for good, so one test runs the others of this file in a process of their own.
 """
 
+import itertools
 import math
 import os
 import re
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import Positions, Shaw
+from posenc import T5, ALiBi, Positions, Shaw
 from posenc.backends.triton import backend as of_triton
 from posenc.backends.triton import launch, lists, tasks
 from posenc.schemes.catalog import Shape
-from tests.backends.grounds import KINDS, Case, case, coarse, refuses, same, with_gradients
+from tests.backends.grounds import KINDS, PLACES, WAYS, Case, case, coarse, refuses, same, with_gradients
+from tests.rows import with_more
 
 FILE = Path(__file__)
 ROOT = FILE.parents[4]
@@ -61,16 +63,24 @@ def interpreted(*given: str, only: str = "not gpu") -> int:
     return int(passed[1])
 
 
+WITH_MORE = ("test_triton", "test_triton_decode", "test_triton_skipping")
+
+
 @pytest.mark.slow
 @pytest.mark.triton
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
-@pytest.mark.parametrize("only", ["not more", pytest.param("more", marks=pytest.mark.more)])
-def test_where_there_is_no_gpu_they_are_interpreted(only: str) -> None:
-    least = 1 if only == "more" else len(CASES) + len(WIDTHS)
-    assert interpreted(str(FILE), only=f"not gpu and {only}") >= least  # and were not skipped
+@pytest.mark.parametrize(
+    ("file", "only"),
+    with_more([(x, "not more") for x in (*WITH_MORE, "test_rotation_kernel")], [(x, "more") for x in WITH_MORE]),
+)
+def test_where_there_is_no_gpu_they_are_interpreted(file: str, only: str) -> None:
+    assert interpreted(str(FILE.with_stem(file)), only=f"not gpu and {only}") > 0  # and were not skipped
 
 
 # --- as exact as the reference ----------------------------------------------------------------------------------------
+
+
+SMALL = (launch.Sizes(16, 16, 16, 4, 1),)
 
 
 def wide(name: str, tokens: int, heads: int, kv_heads: int, head_dim: int, value_dim: int) -> Case:
@@ -86,10 +96,15 @@ def wide(name: str, tokens: int, heads: int, kv_heads: int, head_dim: int, value
     return Case(KINDS[name], scheme, q, k, v, *same(positions), {"is_causal": True})
 
 
-def both(it: Case, backend: str, dtype: torch.dtype, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+def both(
+    it: Case, backend: str, dtype: torch.dtype, device: torch.device | str = "cpu", has_gradients: bool = True
+) -> dict[str, Tensor]:
     """Output, log-sum-exp and gradients in some precision, back on the CPU."""
     moved = it.to(dtype) if str(device) == "cpu" else it.to(dtype).to(torch.device(device))
-    found = with_gradients(moved, moved.attend(backend, return_lse=True))
+    with torch.set_grad_enabled(has_gradients):
+        outs = moved.attend(backend, return_lse=True)
+    names = ("output", "log-sum-exp")
+    found = with_gradients(moved, outs) if has_gradients else dict(zip(names, outs, strict=True))
     return {name: x.double().cpu() for name, x in found.items()}
 
 
@@ -101,14 +116,15 @@ def error(found: Tensor, truth: Tensor) -> float:
     return float((found - truth).masked_fill(nothing, 0.0).abs().nan_to_num(math.inf).max())
 
 
-def check_as_exact_as_the_reference(it: Case, on: torch.device, backend: str = "triton") -> None:
+def check_as_exact_as_the_reference(it: Case, on: torch.device, has_gradients: bool = True) -> None:
     """In single precision the error, from double, is a few times the reference's: four, since it is the largest of
     thousands that is compared. And as the backward pass makes weights anew, exp(s - lse), each of them is off by what
     rounding a score and a log-sum-exp of that size is off by."""
-    truth = both(it, "reference", torch.float64)
-    plain, found = both(it, "reference", torch.float32), both(it, backend, torch.float32, on)
+    truth = both(it, "reference", torch.float64, has_gradients=has_gradients)
+    plain = both(it, "reference", torch.float32, has_gradients=has_gradients)
+    found = both(it, "triton", torch.float32, on, has_gradients)
     assert found.keys() == truth.keys()
-    assert len(found) > 4
+    assert len(found) > (4 if has_gradients else 1)
     lse = truth["log-sum-exp"]
     highest = float(lse.masked_fill(lse == -torch.inf, 0.0).abs().max())
     for name, expected in truth.items():
@@ -117,46 +133,62 @@ def check_as_exact_as_the_reference(it: Case, on: torch.device, backend: str = "
         assert error(found[name], expected) <= allowed, name
 
 
-CASES = [  # scheme, place, way, heads, heads of the keys, tokens of a block
-    ("shaw", "text", "causal", 1, 1, 16),
-    ("shaw", "other keys", "both", 3, 3, 64),
-    ("shaw per head", "a prefix", "causal, sinks", 2, 1, 64),
-    ("shaw keys", "padded inside and wholly", "a window", 2, 1, 64),
-    ("shaw values", "a gap", "both", 3, 1, 64),
-    ("shaw+alibi", "offset", "to the left", 3, 1, 64),
-    ("relative_1d", "packed", "a window", 2, 1, 64),
-    ("relative_1d per head", "cache", "causal, a window", 12, 3, 64),
-    ("relative_1d", "text", "a window", 1, 1, 16),
-    ("transformer_xl", "padded left and right", "both", 2, 2, 32),
-    ("of each key+shaw", "position ids", "causal", 2, 1, 64),
-    ("featured", "packed, other keys", "a window, sinks", 2, 1, 64),
-    ("featured", "cache", "both", 2, 1, 16),
-    ("clocked", "text", "causal", 2, 1, 16),
-    ("t5 bidirectional", "cache", "both", 3, 3, 32),
-    ("distance_aware", "a gap", "causal", 3, 1, 64),
-    ("alibi+distance_aware", "other keys", "both", 2, 1, 16),
-    ("distance_aware+alibi", "other keys", "a window", 3, 1, 32),
-    ("nope", "coordinates backwards", "causal", 3, 1, 64),
-    ("learned slope", "cache", "causal", 3, 1, 64),
+TILED = [name for name, place in PLACES.items() if place.is_tiled and place.is_even]
+ASKED = [name for name, way in WAYS.items() if not way.has_mask]
+# One of each kind of term and of tail; (scheme, heads, heads of the keys).
+TURNS = [
+    ("alibi bidirectional", 2, 1),
+    ("shaw", 3, 1),
+    ("clocked", 2, 2),
+    ("t5 bidirectional", 2, 1),
+    ("transformer_xl", 2, 1),
+    ("bent line", 2, 1),
+    ("shaw+alibi", 2, 1),
+    ("distance_aware", 2, 1),
+    ("featured", 2, 2),
+    ("alibi directed", 2, 2),
+    ("shaw values", 2, 1),
 ]
+
+
+def sweep() -> list[Any]:
+    """Each place in each way, with the schemes by turns, so that each of them meets many of either. A seventh runs in
+    `make check-triton`, with each place and each way among them."""
+    found = []
+    for (p, place), (w, way) in itertools.product(enumerate(TILED), enumerate(ASKED)):
+        turn = (len(ASKED) * p + w) % len(TURNS)
+        name, heads, kv_heads = next(
+            x for x in (*TURNS[turn:], *TURNS[:turn]) if not refuses("triton", x[0], place, way)
+        )
+        marks = () if (p + w) % len(ASKED) == 0 else pytest.mark.more
+        found.append(pytest.param(name, place, way, heads, kv_heads, marks=marks, id=f"{name}-{place}-{way}"))
+    return found
+
+
+ENDING = [  # in blocks of keys that are of two tiles
+    ("shaw+alibi", "a prefix", "a window", 2, 1),
+    ("alibi bidirectional", "a prefix", "a window", 2, 1),
+]
+SWEEP = [*sweep(), *(pytest.param(*x) for x in ENDING)]
+
+
 TOKENS = 37
 
 
-@pytest.mark.parametrize(("name", "place", "way", "heads", "kv_heads", "block"), CASES)
-def test_what_goes_by_distance_is_what_the_reference_says(
-    name: str,
-    place: str,
-    way: str,
-    heads: int,
-    kv_heads: int,
-    block: int,
-    on: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("name", "place", "way", "heads", "kv_heads"), SWEEP)
+def test_every_place_in_every_way(
+    name: str, place: str, way: str, heads: int, kv_heads: int, on: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text of 37 is three blocks of 16, or less than one of 64."""
-    assert not refuses("triton", name, place, way)
-    monkeypatch.setattr(launch, "sizes_of", lambda *_: (launch.Sizes(block, block, block, 4, 1),))
+    """A text of 37 is two blocks of 16 and a rest, so that pairs are far, near and masked."""
+    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
     check_as_exact_as_the_reference(case(name, place, TOKENS, way, heads=heads, kv_heads=kv_heads), on)
+
+
+@pytest.mark.parametrize("block", [16, 32, 64])
+def test_blocks_of_every_size(block: int, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And heads of which four share keys."""
+    monkeypatch.setattr(launch, "sizes_of", lambda *_: (launch.Sizes(block, block, block, 4, 1),))
+    check_as_exact_as_the_reference(case("shaw per head", "packed", TOKENS, "both", heads=12, kv_heads=3), on)
 
 
 WIDTHS = [  # scheme, tokens, heads, heads of the keys, head_dim, value_dim: blocks are of 64 tokens, or of 32
@@ -189,16 +221,12 @@ def test_half_precision(name: str, dtype: torch.dtype, on: torch.device) -> None
     output, a weight and the gradient of a score are rounded before they are multiplied, and a vector that was summed
     of others. Each puts the largest number off by U of itself, or by less where errors of either sign are summed; a
     rounded vector changes a score, and so a weight in both passes. 8 is for all of these."""
-    check_half_precision(case(name, "cache", TOKENS, "causal", heads=2, kv_heads=1), dtype, on)
-
-
-def check_half_precision(it: Case, dtype: torch.dtype, on: torch.device, backend: str = "triton") -> None:
-    """Output, log-sum-exp and every gradient of numbers that it holds."""
+    it = case(name, "cache", TOKENS, "causal", heads=2, kv_heads=1)
     with torch.no_grad():
         for x in (*it.scheme.parameters(), it.query, it.key, it.value, *it.features.values()):
             x.copy_(coarse(x))
     truth = both(it, "reference", torch.float64)
-    plain, found = both(it, "reference", dtype), both(it, backend, dtype, on)
+    plain, found = both(it, "reference", dtype), both(it, "triton", dtype, on)
     u = torch.finfo(dtype).eps / 2
     for what, expected in truth.items():
         largest = float(expected.masked_fill(expected == -torch.inf, 0.0).abs().max())
@@ -286,3 +314,47 @@ def test_on_a_gpu_auto_takes_it(on: torch.device) -> None:
     q = torch.randn(1, 2, 300, 16, device=on)
     taken = posenc.explain(q, q, q, Shaw(16, 5).to(on), is_causal=True).backend
     assert (taken == "triton") == (on.type == "cuda")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", [Shaw(16, 5), ALiBi(1), T5(1)], ids=["windows", "a line", "a table"])
+def test_indices_beyond_32_bits(scheme: posenc.Scheme, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, and texts of a batch, 2^31 elements apart and more, of which only what is read takes memory."""
+    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
+    whole = torch.empty(2**31 + 2**29, dtype=torch.float16, device=on)
+    far = whole.as_strided((2, 1, 37, 16), (2**31 + 16, 16, 2**20, 1))
+    far.copy_(torch.randn(2, 1, 37, 16))
+    apart = whole.as_strided((1, 1, 37, 16), (16, 16, 2**26, 1))
+    apart.copy_(torch.randn(37, 16))
+    for x in (far, apart):
+        near = x.contiguous()
+        found, plain = (_with_gradient(x.detach().requires_grad_(), scheme.to(on)) for x in (x, near))
+        for one, other in zip(found, plain, strict=True):
+            assert torch.equal(one, other)
+        assert found[0].abs().sum() > 1
+
+
+def _with_gradient(x: Tensor, scheme: posenc.Scheme) -> tuple[Tensor, Tensor]:
+    out = posenc.attention(x, x, x, scheme, is_causal=True, backend="triton")
+    assert isinstance(out, Tensor)
+    (gradient,) = torch.autograd.grad(out.float().sin().sum(), x)
+    return out.detach().contiguous(), gradient.contiguous()
+
+
+@pytest.mark.parametrize("scheme", [Shaw(16, 5), ALiBi(2)], ids=["windows", "a line"])
+def test_nan_in_a_query_reaches_no_key_that_it_does_not_see(scheme: posenc.Scheme, on: torch.device) -> None:
+    q, k, v = (torch.randn(1, 2, 70, 16, device=on, requires_grad=True) for _ in range(3))
+    with torch.no_grad():
+        q[0, :, 35, 3] = torch.nan
+    out = posenc.attention(q, k, v, scheme.to(on), is_causal=True, backend="triton")
+    assert isinstance(out, Tensor)
+    of_q, of_k, of_v = torch.autograd.grad(out.sum(), (q, k, v))
+    assert of_q[0, :, 35].isnan().all()
+    assert of_q[0, :, [*range(35), *range(36, 70)]].isfinite().all()
+    assert of_k[0, :, :36].isnan().any()
+    assert of_v[0, :, :36].isnan().any()
+    others = [channel for channel in range(16) if channel != 3]  # of that one, 0 times NaN is NaN in any product
+    assert of_k[0, :, 36:, others].isfinite().all()
+    assert of_v[0, :, 36:].isfinite().all()

@@ -18,19 +18,11 @@ from posenc.backends.triton import backend, skipping
 from posenc.backends.triton.tasks import SPAN
 from posenc.encoding.pieces import Bias, Clock, Distance
 from tests.awkward import Pieces
-from tests.backends.test_triton import INTERPRETED, ON, interpreted
+from tests.backends.test_triton import ON
 
 # The backward kernels mask weights, not scores, so those of masked pairs may be infinite before.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 HEADS, TOKENS, SHARE = 2, 300, 2.0**-16
-
-
-@pytest.mark.slow
-@pytest.mark.triton
-@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
-@pytest.mark.parametrize("only", ["not more", pytest.param("more", marks=pytest.mark.more)])
-def test_where_there_is_no_gpu_they_are_interpreted(only: str) -> None:
-    assert interpreted(__file__, only=f"not gpu and {only}") >= 3  # and were not skipped
 
 
 @pytest.fixture(params=ON)
