@@ -19,6 +19,7 @@ from posenc.command.cli import main
 from posenc.huggingface import scheme_from_config
 from posenc_check import Model, check
 from posenc_check import pretrained as rooms
+from posenc_check.pretrained import build_pretrained
 from posenc_check.targets import subjects_of
 from tests.huggingface.configs import SIZES
 
@@ -88,6 +89,7 @@ def config_in(folder: Path, **given: Any) -> str:
             "must be a decoder or an encoder in floating numbers, got one that is an encoder with a",
         ),
         ({"model_type": "llama", "quantization_config": {"quant_method": "gptq"}}, "got one that is quantized"),
+        ({"model_type": "llama", "posenc_patch": "NoPE()"}, "in floating numbers, got one that is patched"),
         ({"model_type": "clip"}, "must be one model, got clip, which holds several: save its text model to another"),
         ({"model_type": "lama"}, "could not be loaded: "),
         ({}, "could not be loaded: "),
@@ -96,6 +98,17 @@ def config_in(folder: Path, **given: Any) -> str:
 def test_what_cannot_be_checked_is_named(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         subjects_of(config_in(tmp_path, **given))
+
+
+class Own:
+    """An object that torch.load does not read safely."""
+
+
+def test_pickled_weights_are_named(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": Own()}, saved / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"could not be loaded: its weights are pickled .* safetensors"):
+        build_pretrained(str(saved), "LlamaForCausalLM")
 
 
 def test_what_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

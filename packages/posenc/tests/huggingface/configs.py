@@ -254,3 +254,39 @@ OTHERS: dict[str, dict[str, Any]] = {
     "t5": {"num_heads": 3, "num_layers": 2, "d_model": 36, "d_kv": 12, "d_ff": 24, "vocab_size": 64},
 }
 """Families with a table, a bias, or a rotation of their own."""
+
+# -- as they are run --------------------------------------------------------------------------------------------------
+
+SMALL = {"vocab_size": 48, "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+SMALL |= {"num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": 64}
+SMALL |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+ENCODER = {key: size for key, size in SMALL.items() if key != "num_key_value_heads"}
+ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"]}
+ROTATED = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+DECODERS: dict[str, dict[str, Any]] = {
+    "llama": ROTATED | {"head_dim": 12},
+    "qwen2": {"max_window_layers": 1},
+    "qwen3": ROTATED | {"head_dim": 16},
+    "mistral": {},
+    "gemma2": ALTERNATING | {"attn_logit_softcapping": 2.0},
+    "gemma3": ALTERNATING | {"head_dim": 16},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "llama4": ROTATED
+    | {"num_experts_per_tok": 2, "head_dim": 12, "attention_chunk_size": 6, "no_rope_layers": [1, 0]}
+    | {"floor_scale": 8192},
+    "gpt_oss": {"num_experts_per_tok": 2, "sliding_window": 5},
+    "deepseek_v3": ROTATED | {"num_key_value_heads": 4, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12},
+    "cohere2": ALTERNATING,
+    "gpt2": {},
+    "gpt_neox": {},
+    "phi": {},
+}
+"""Models of two layers that are run: what differs from the rows above. No expert is chosen, for rounding to choose
+another."""
+
+ADAPTED: dict[str, dict[str, Any]] = {"bloom": {}, "mpt": {}, "gptj": {}, "falcon": {"alibi": False}}
+ADAPTED |= {"falcon alibi": {"hidden_size": 60, "num_attention_heads": 5}}
+"""Those with an attention of their own. The slopes of a power of two heads are another formula than those of others."""
+
+ENCODERS: dict[str, dict[str, Any]] = {"bert": {}, "roberta": {}}
+ENCODERS["modernbert"] = {"global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2}

@@ -15,13 +15,11 @@ pytest.importorskip("transformers")
 
 import transformers
 
-from posenc.command.cli import main
 from posenc.huggingface import scheme_from_config
 from posenc.huggingface.families import READERS
 from posenc.huggingface.reading import Keys
 from posenc.rotation.scalings import YaRN
 from posenc.schemes.rope import RoPE
-from posenc_check.pretrained import build_pretrained
 from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, SIZES, YARN
 from tests.huggingface.test_config import also
 from tests.huggingface.tiny import config_of, disagreements
@@ -670,24 +668,3 @@ def test_a_ramp_that_transformers_turns_round_is_refused() -> None:
     assert not torch.allclose(theirs.double(), ours, rtol=1e-3)
     same = config_of("llama", rope_parameters=YARN | {"original_max_position_embeddings": 4})
     assert disagreements(same, scheme_from_config(same)) == []
-
-
-# -- commands ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("command", ["check", "extend"])
-def test_a_command_ends_without_a_traceback(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 0}')
-    assert main([command, f"hf:{tmp_path}" if command == "check" else str(tmp_path)]) == 2
-    assert "ZeroDivisionError: integer division or modulo by zero" in capsys.readouterr().err
-
-
-class Own:
-    """An object that torch.load does not read safely."""
-
-
-def test_pickled_weights_are_named(tmp_path: Path) -> None:
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)).config.save_pretrained(tmp_path)
-    torch.save({"model.norm.weight": Own()}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(ValueError, match=r"could not be loaded: its weights are pickled .* safetensors"):
-        build_pretrained(str(tmp_path), "LlamaForCausalLM")

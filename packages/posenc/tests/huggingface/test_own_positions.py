@@ -17,11 +17,13 @@ import transformers
 import posenc
 from posenc.huggingface import from_pretrained, patch, scheme_from_config
 from posenc.huggingface.replacing import TABLES
-from tests.huggingface.test_attention import ENCODER, GPT, IDS, TERMS, VOCABULARY, moved, output
+from tests.huggingface.configs import ENCODER
+from tests.huggingface.test_attention import IDS, TERMS, moved, output
 from tests.huggingface.test_patching import refused, same, state
 from tests.rounding import of_sums
 from tests.rows import with_more
 
+GPT = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64}
 SIZES = ENCODER | GPT | {"type_vocab_size": 2, "ffn_dim": 64, "word_embed_proj_dim": 48, "embedding_size": 48}
 SIZES |= {"languages": ["en_XX"], "default_language": "en_XX"}
 IS_TOKEN = torch.arange(13) < torch.tensor([[9], [13]])
@@ -99,7 +101,7 @@ def projections(attention: Any) -> list[nn.Module]:
 # -- T5 ---------------------------------------------------------------------------------------------------------------
 
 OFF = "the model's own bias: off"
-STACKED = {"d_model": 48, "d_kv": 10, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
+STACKED = {"d_model": 48, "d_kv": 10, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 48}
 
 
 def stacked(family: str) -> tuple[Any, dict[str, Tensor], dict[str, posenc.Scheme]]:

@@ -6,8 +6,6 @@ import copy
 import json
 import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,9 @@ from torch import Tensor
 import posenc
 from posenc.huggingface import adapt, from_pretrained, patch, scheme_from_config
 from posenc.huggingface.adapters import is_adapted
-from posenc_check.pretrained import pretrained
-from tests.huggingface.test_attention import IDS, TERMS, built, output
+from tests.huggingface.test_attention import IDS, built, output
 from tests.huggingface.test_patching import same, state
 from tests.huggingface.tiny import config_of
-from tests.rounding import of_sums
-from tests.rows import with_more
 
 
 def le_rope() -> posenc.LeRoPE:
@@ -60,9 +55,6 @@ class ALiBi(posenc.ALiBi):
         super().__init__(4)
 
 
-FEW = ("of one type", "windows", "a table")
-
-
 def saved(name: str, place: Path, **how: Any) -> tuple[Any, Tensor, Tensor]:
     """A model, what it gives, and what it gives patched, as it is saved then; what is learned is not as it was made."""
     family, make, _ = PUT[name]
@@ -77,7 +69,7 @@ def saved(name: str, place: Path, **how: Any) -> tuple[Any, Tensor, Tensor]:
     return model, plain, out
 
 
-@pytest.mark.parametrize("name", with_more(FEW, [name for name in PUT if name not in FEW]))
+@pytest.mark.parametrize("name", [name for name in PUT if name != "scaling"])
 def test_a_patched_model_is_loaded_as_it_was_saved(name: str, tmp_path: Path) -> None:
     (model, plain, out), (family, make, learned) = saved(name, tmp_path), PUT[name]
     again = from_pretrained(tmp_path, make())
@@ -135,22 +127,6 @@ def test_what_was_not_saved_so_is_refused_by_name(tmp_path: Path) -> None:
         from_pretrained(tmp_path, posenc.Shaw(12, 8))
 
 
-def test_the_checks_refuse_it_since_it_would_be_without_the_patch(tmp_path: Path) -> None:
-    saved("scaling", tmp_path)
-    with pytest.raises(
-        ValueError, match=r"must be a decoder or an encoder in floating numbers, got one that is patched"
-    ):
-        pretrained(str(tmp_path))
-
-
-@pytest.mark.more
-def test_transformers_alone_refuses_it_and_names_what_loads_it(tmp_path: Path) -> None:
-    saved("scaling", tmp_path)
-    code = f"from transformers import LlamaForCausalLM as model; model.from_pretrained({str(tmp_path)!r})"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert 'attn_implementation="posenc.huggingface.from_pretrained"` is not supported' in found.stderr
-
-
 def test_a_configuration_says_what_was_put_in_until_undo() -> None:
     config = built("llama").config
     first, second = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
@@ -170,14 +146,13 @@ def test_a_configuration_says_what_was_put_in_until_undo() -> None:
         transformers.LlamaModel(config)
 
 
-@pytest.mark.parametrize("assign", [False, True])
-def test_a_learned_table_that_is_not_used_keeps_its_name(assign: bool) -> None:
+def test_a_learned_table_that_is_not_used_keeps_its_name() -> None:
     model, other = built("gpt2"), built("gpt2")
     with torch.no_grad():
         other.transformer.wpe.weight.mul_(2.0)
     with patch(model, posenc.ALiBi(4)):
         assert model.state_dict().keys() == other.state_dict().keys()
-        model.load_state_dict(other.state_dict(), assign=assign)
+        model.load_state_dict(other.state_dict(), assign=True)
     assert torch.equal(output(model, input_ids=IDS), output(other, input_ids=IDS))
 
 
@@ -201,14 +176,6 @@ def test_another_attention_in_a_patched_model_is_refused(name: str) -> None:
         assert torch.equal(output(model, input_ids=IDS), out)
 
 
-def test_a_scaling_runs_under_any_attention() -> None:
-    model = built("llama")
-    with patch(model, posenc.YaRN(4.0, 4)):
-        out = output(model, input_ids=IDS)
-        model.set_attn_implementation("eager")
-        torch.testing.assert_close(output(model, input_ids=IDS), out, rtol=0, atol=of_sums(torch.float32, TERMS, out))
-
-
 def test_models_of_one_configuration_do_not_undo_one_another_silently() -> None:
     config = built("llama").config
     first, second = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
@@ -222,21 +189,15 @@ def test_models_of_one_configuration_do_not_undo_one_another_silently() -> None:
     patched.undo()
 
 
-@pytest.mark.parametrize("family", ["gpt2", "opt"])
-def test_weights_that_a_model_would_keep_by_itself_are_refused(family: str) -> None:
-    model = built(family) if family == "gpt2" else opt()
+def test_weights_that_a_model_would_keep_by_itself_are_refused() -> None:
+    model = built("gpt2")
     model.set_attn_implementation("posenc")
     output(model, input_ids=IDS, output_hidden_states=True)
     with pytest.raises(ValueError, match=r"output_attentions is not supported .* set attn_implementation='eager'"):
         model(input_ids=IDS, output_attentions=True)
 
 
-def opt() -> Any:
-    sizes = {"hidden_size": 48, "word_embed_proj_dim": 48, "ffn_dim": 24, "num_hidden_layers": 1}
-    return transformers.OPTForCausalLM(transformers.OPTConfig(vocab_size=64, num_attention_heads=4, **sizes)).eval()
-
-
-@pytest.mark.parametrize("family", ["bloom", "gptj", "llama"])
+@pytest.mark.parametrize("family", ["bloom", "llama"])
 def test_a_patched_model_is_pickled(family: str) -> None:
     model = built(family)
     with adapt(model) if family != "llama" else patch(model, posenc.ALiBi(4)):
@@ -246,19 +207,11 @@ def test_a_patched_model_is_pickled(family: str) -> None:
             assert [type(m).__name__ for m in other.modules()] == [type(m).__name__ for m in model.modules()]
 
 
-def small(family: str) -> Any:
-    if family == "swinv2":
-        config: Any = transformers.Swinv2Config(image_size=16, patch_size=2, embed_dim=12, depths=[1], num_heads=[2])
-    else:
-        config = config_of("ministral3")
-    return transformers.AutoModel.from_config(config).eval()
-
-
 @pytest.mark.parametrize("family", ["ministral3", "swinv2"])
 def test_an_attention_may_have_a_class_that_is_derived_from_its_own(family: str) -> None:
     """As fully_shard and parametrizations derive one of a module that is there."""
-    model = small(family)
-    inputs = {"pixel_values": torch.ones(1, 3, 16, 16)} if family == "swinv2" else {"input_ids": IDS}
+    model = transformers.AutoModel.from_config(config_of(family)).eval()
+    inputs = {"pixel_values": torch.ones(1, 3, 32, 32)} if family == "swinv2" else {"input_ids": IDS}
     before = state(model)
     patched = adapt(model) if family == "swinv2" else patch(model, posenc.NoPE())
     out = output(model, **inputs)

@@ -20,7 +20,7 @@ from posenc import Chunk, Positions, QueryScale, RoPE, Scheme
 from posenc.huggingface import ModelPositions
 from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import visible
-from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, SIZES
+from tests.huggingface.configs import ADAPTED, ALIKE, DECODERS, ENCODERS, FAMILIES, OTHERS, SIZES, SMALL
 
 transformers.logging.set_verbosity_error()
 
@@ -31,6 +31,13 @@ def config_of(name: str, **changes: Any) -> Any:
     own = OTHERS[name] if name in OTHERS else SIZES | (FAMILIES | ALIKE).get(name, {})
     given = copy.deepcopy(own | changes)
     return AutoConfig.for_model(model_type, **given)
+
+
+def small_config(name: str, **changes: Any) -> Any:
+    """The configuration of a model that is run."""
+    row = {"falcon alibi": "falcon", "gemma3": "gemma3_text", "llama4": "llama4_text"}.get(name, name)
+    sizes = {} if name in ("bloom", "mpt") else SMALL  # which name them otherwise
+    return config_of(row, **sizes | (DECODERS | ADAPTED | ENCODERS)[name] | changes)
 
 
 def model_of(config: Any) -> nn.Module:

@@ -187,7 +187,7 @@ def deberta_v2_mask(self: Any, attention_mask: Tensor) -> Tensor:
         tokens,
         tokens,
         mask_function=bidirectional_mask_function,
-        attention_mask=attention_mask,
+        attention_mask=attention_mask.bool(),  # without one, the model's is of floating numbers
         device=attention_mask.device,
     )
     assert made is not None
