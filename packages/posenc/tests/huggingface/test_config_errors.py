@@ -49,6 +49,14 @@ INERT: dict[str, set[str]] = {
 """Keys that are read and say nothing, with the reason."""
 
 
+NEUTRAL = (
+    "attention_bias attention_dropout attention_k_eq_v attn_pdrop embedding_multiplier initial_context_length key_bias "
+    "layerscale_value lm_head_multiplier logit_scale logits_scaling mlp_multipliers query_bias residual_multiplier "
+    "routed_scaling_factor scale_depth use_qk_norm"
+)
+"""Keys whose names are like those of positions, and that have nothing to do with them."""
+
+
 def changed(value: Any) -> Any:
     """Another value of the same kind."""
     if isinstance(value, bool):
@@ -73,7 +81,7 @@ ALL = [*FAMILIES, *OTHERS, *(also(name) for name in ALIKE if name in READERS)]
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_key_that_is_read_changes_what_is_said_or_raises(name: str) -> None:
+def test_every_key_that_is_read_changes_what_is_said_or_raises_and_no_other(name: str) -> None:
     config = config_of(name)
     keys = Keys(config)
     before = repr(READERS[config.model_type](keys))
@@ -85,6 +93,10 @@ def test_every_key_that_is_read_changes_what_is_said_or_raises(name: str) -> Non
             _every_entry(config, key, before)
             continue
         assert _says(config, key, changed(value)) != before, key
+    for key in NEUTRAL.split():
+        if key not in vars(config):
+            setattr(config, key, 0.5)
+    assert repr(scheme_from_config(config)) == repr(scheme_from_config(config_of(name)))
 
 
 def _says(config: Any, key: str, value: Any) -> str:
@@ -114,166 +126,168 @@ def _every_entry(config: Any, key: str, before: str) -> None:
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2}
 OLMO3 = {"model_type": "olmo3", "num_hidden_layers": 4}
-QWEN3_VL = {"model_type": "qwen3_vl_text"}
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    (LLAMA | {"rope_scalling": {"factor": 2.0}}, "llama has the key 'rope_scalling' = .*, and llama does not read it"),
-    (LLAMA | {"sliding_window": 64}, "llama has the key 'sliding_window' = 64, which is about positions"),
-    (LLAMA | {"alibi": True}, "llama has the key 'alibi' = True"),
-    *(
-        (LLAMA | {key: value}, f"llama has the key '{key}' = .*, which is about positions, and llama does not read it")
-        for key, value in {
-            "nope_layers": [0],
-            "nope_layer_interval": 4,
-            "qk_nope_head_dim": 64,
-            "attention_multiplier": 0.0078125,
-            "attention_in_multiplier": 0.5,
-            "key_multiplier": 0.5,
-            "attn_temp_scale": 0.1,
-            "attention_scale": 0.5,
-            "query_rescale": 8,
-            "use_dynamic_ntk": True,
-            "use_logn_attn": True,
-            "xpos": True,
-            "interpolation_factor": 2.0,
-            "local_attention": 64,
-            "global_attn_every_n_layers": 3,
-            "attention_span": 64,
-            "dilation": 2,
-        }.items()
+
+def rope(**given: Any) -> dict[str, Any]:
+    """Llama with these rope_parameters."""
+    return LLAMA | {"rope_scaling": given}
+
+
+def of(model_type: str, **given: Any) -> dict[str, Any]:
+    return {"model_type": model_type, **given}
+
+
+def nested(times: int) -> dict[str, Any]:
+    """A dictionary in dictionaries."""
+    found: dict[str, Any] = {}
+    for _ in range(times):
+        found = {"by_name": found}
+    return found
+
+
+ABOUT_POSITIONS = (
+    "alibi nope_layers nope_layer_interval qk_nope_head_dim attention_multiplier attention_in_multiplier "
+    "key_multiplier attn_temp_scale attention_scale query_rescale use_dynamic_ntk use_logn_attn xpos dilation "
+    "interpolation_factor local_attention global_attn_every_n_layers attention_span sliding_window rope_scalling"
+)
+FULL = ["full_attention"] * 32
+QWEN_VL, WITH_T5 = of("qwen3_vl_text"), of("blip-2", text_config=of("opt"))
+SLIDES = of("qwen2", use_sliding_window=True)
+BIG = 10**9
+
+REFUSED: list[tuple[Any, str]] = [
+    *((LLAMA | {key: 2}, f"llama has the key '{key}' = 2, which is about pos") for key in ABOUT_POSITIONS.split()),
+    # keys that contradict one another, or are not read
+    (
+        rope(rope_type="linear", factor=2.0, rope_theta=1e4) | {"rope_theta": 5e5},
+        "rope_theta is 500000.0, but transform",
     ),
     (
-        LLAMA | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-        "llama's rope_theta is 500000.0, but transformers' model has 10000.0",
+        rope(type="linear", factor=2.0) | {"rope_parameters": {"rope_type": "default"}},
+        "must be equal if both are given",
     ),
-    (
-        LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
-        "rope_scaling and rope_parameters must be equal if both are given, got",
-    ),
-    (
-        LLAMA | {"rope_scaling": {"type": "dynamic", "rope_type": "linear", "factor": 2.0}},
-        r"llama's rope_parameters\['type'\] contradicts rope_type 'linear', got 'dynamic'",
-    ),
-    (
-        LLAMA | {"rope_scaling": {"rope_type": "default", "factor": 2.0}},
-        "llama's rope_parameters has the key 'factor' = 2.0, which rope_type 'default' does not read",
-    ),
-    (
-        LLAMA | {"rope_scaling": YARN | {"beta_fsat": 16}},
-        "llama's rope_parameters has the key 'beta_fsat' = 16, which rope_type 'yarn' does not read",
-    ),
-    (
-        LLAMA | {"rope_scaling": YARN | {"mscale": 1.0}},
-        r"llama's rope_parameters\['mscale'\] is only read if both mscale and mscale_all_dim are above 0, got 1.0",
-    ),
-    (
-        LLAMA | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0}},
-        "has the key 'mscale' = 1.0, which rope_type 'yarn' does not read",
-    ),
+    (rope(type="dynamic", rope_type="linear", factor=2.0), r"\['type'\] contradicts rope_type 'linear', got 'dynamic'"),
+    (rope(rope_type="default", factor=2.0), "has the key 'factor' = 2.0, which rope_type 'default' does not read"),
+    (rope(**YARN, beta_fsat=16), "has the key 'beta_fsat' = 16, which rope_type 'yarn' does not read"),
+    (rope(**YARN, mscale=1.0), r"\['mscale'\] is only read if both mscale and mscale_all_dim are above 0, got 1.0"),
+    (rope(**YARN, mscale=1.0, mscale_all_dim=1.0, attention_factor=1.0), "has the key 'mscale' = 1.0, which rope_type"),
     (
         LLAMA | {"partial_rotary_factor": 0.5},
-        r"llama's rope_parameters\['partial_rotary_factor'\] must be 1, since llama rotates all channels, got 0.5",
+        r"\['partial_rotary_factor'\] must be 1, since llama rotates all channels",
     ),
     (
         OLMO3 | {"rope_theta": 1e4},
-        "olmo3's rope_theta is 10000.0, but transformers' model of sliding_attention has 500000.0",
+        "olmo3's rope_theta is 10000.0, but transformers' model of sliding_attention has 5000",
     ),
-    (
-        OLMO3 | {"rope_parameters": {"full_attention": YARN | {"truncate": False}}},
-        r"olmo3's rope_parameters\['full_attention'\]\['truncate'\] must be true here, since transformers reads it",
-    ),
+    (OLMO3 | {"rope_parameters": {"full_attention": YARN | {"truncate": False}}}, r"\['truncate'\] must be true here"),
     (
         OLMO3 | {"rope_parameters": {"full_attention": YARN, "rope_theta": 2e4}},
-        "olmo3's rope_parameters must be keyed by full_attention and sliding_attention, got the key 'rope_theta'",
+        "must be keyed by full_attention and sl",
     ),
     (
-        {
-            "model_type": "qwen2",
-            "use_sliding_window": True,
-            "max_window_layers": 3,
-            "layer_types": ["full_attention"] * 32,
-        },
-        "qwen2's max_window_layers contradicts the list of layers that stands beside it, got 3",
+        SLIDES | {"max_window_layers": 3, "layer_types": FULL},
+        "max_window_layers contradicts the list of layers that st",
+    ),
+    (of("qwen2", layer_types=["sliding_attention"] * 32), "sliding_window must be a number of keys, since layer_types"),
+    (
+        of("smollm3", no_rope_layers=[1] * 36, no_rope_layer_interval=3),
+        "no_rope_layer_interval contradicts the list of",
     ),
     (
-        {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 32},
-        "qwen2's sliding_window must be a number of keys, since layer_types has 'sliding_attention', got None",
+        of("mpt", attn_config={"alibi": False}),
+        "mpt's attn_config's alibi must be true, since transformers' model always",
+    ),
+    (of("mpt", attn_config={"alibi_bias_max": 16}), "alibi_bias_max must be 8, since transformers'"),
+    (
+        of("bert", position_embedding_type="relative_key"),
+        "must be 'absolute', which is all that transformers 5 has, got",
     ),
     (
-        {"model_type": "smollm3", "no_rope_layers": [1] * 36, "no_rope_layer_interval": 3},
-        "smollm3's no_rope_layer_interval contradicts the list of layers that stands beside it, got 3",
+        QWEN_VL | {"rope_parameters": {"mrope_interleaved": False}},
+        r"\['mrope_interleaved'\] must be true, since the mod",
     ),
     (
-        {"model_type": "mpt", "attn_config": {"alibi": False}},
-        "mpt's attn_config's alibi must be true, since transformers' model always has ALiBi, got False",
-    ),
-    ({"model_type": "mpt", "attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max must be 8, since transformers'"),
-    (
-        {"model_type": "bert", "position_embedding_type": "relative_key"},
-        "bert's position_embedding_type must be 'absolute', which is all that transformers 5 has, got 'relative_key'",
+        QWEN_VL | {"rope_parameters": {"mrope_section": [16, 24, 24]}},
+        r"when interleaved, \[22, 21, 21\], got \[16, 24, 2",
     ),
     (
-        QWEN3_VL | {"rope_parameters": {"mrope_section": [24, 20, 20], "mrope_interleaved": False}},
-        r"rope_parameters\['mrope_interleaved'\] must be true, since the model always interleaves, got False",
+        of("qwen2_vl_text", rope_parameters={"mrope_section": [16, 24, 23]}),
+        r"add up to head_dim / 2 = 64, got \[16, 24,",
     ),
+    (of("gemma2", use_bidirectional_attention=True), "must be false: only causal attention is read, got True"),
+    (LLAMA | {"is_causal": False}, "llama's is_causal must be true: only causal .* is read, got False"),
+    (of("gptj", rotary=False, rotary_dim=64), "gptj's rotary must be true, since transformers' model"),
+    (of("gptj", scale_attn_weights=2), "gptj's scale_attn_weights must be true, since transformers'"),
+    (of("cohere2", rotary_pct=0.5), "cohere2's rotary_pct must be 1, since cohere2 rotates all"),
+    (of("gemma2", sliding_window_size=9), "gemma2's sliding_window_size contradicts sliding_window 4096"),
+    # parts, and models that are not read
     (
-        QWEN3_VL | {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-        r"must be the numbers of pairs of time, height and width when interleaved, \[22, 21, 21\], got \[16, 24, 24\]",
+        of("llava", text_config=of("llama"), rope_theta=5.0),
+        "llava has the key 'rope_theta' = 5.0, .* outside its text_",
     ),
-    (
-        {"model_type": "qwen2_vl_text", "rope_parameters": {"mrope_section": [16, 24, 23]}},
-        r"must be three numbers that add up to head_dim / 2 = 64, got \[16, 24, 23\]",
-    ),
-    (
-        {"model_type": "gemma2", "use_bidirectional_attention": True},
-        "gemma2's use_bidirectional_attention must be false: only causal attention is read, got True",
-    ),
-    ({"model_type": "llama", "is_causal": False}, "llama's is_causal must be true: only causal .* is read, got False"),
-    (
-        {"model_type": "llava", "text_config": {"model_type": "llama"}, "rope_theta": 5.0},
-        "llava has the key 'rope_theta' = 5.0, which is about positions, outside its text_config, where",
-    ),
-    (
-        {"model_type": "gemma3", "sliding_window": 7},
-        "gemma3 has the key 'sliding_window' = 7, which is about positions, outside its text_config",
-    ),
-    (
-        {"model_type": "blip-2", "text_config": {"model_type": "opt"}, "part": "decoder"},
-        "part must be None for opt, which is one model, got 'decoder'",
-    ),
-    ({"model_type": "rwkv"}, r"model_type must be one of the \d+ in docs/huggingface.md, got 'rwkv'"),
-    ({"model_type": "lama"}, r"got 'lama' \(did you mean 'llama'\?\)"),
+    (of("gemma3", sliding_window=7), "gemma3 has the key 'sliding_window' = 7, .* outside its text_config"),
+    (WITH_T5 | {"part": "decoder"}, "part must be None for opt, which is one model, got 'decoder'"),
+    (of("rwkv"), r"model_type must be one of the \d+ in docs/huggingface.md, got 'rwkv'"),
+    (of("lama"), r"got 'lama' \(did you mean 'llama'\?\)"),
     ({}, "config must have a model_type, got None"),
     (
-        {"model_type": "llama4", "part": "vision"},
-        r"part must be 'text' for llama4, whose vision part \(llama4_vision_model\) is not read, got 'vision'",
+        of("llama4", part="vision"),
+        r"part must be 'text' for llama4, whose vision part \(llama4_vision_model\) is not read",
     ),
-    ({"model_type": "qwen2_vl", "part": "vision"}, r"for qwen2_vl, whose vision part \(qwen2_vl_vision\) is not read"),
-    ({"model_type": "llama", "part": "text"}, "part must be one that llama has, and it has no text_config, got 'text'"),
-    ({"model_type": "llama", "part": "decoder"}, "part must be None for llama, which is one model, got 'decoder'"),
-    ({"model_type": "t5", "part": "both"}, "part must be 'encoder' or 'decoder', got 'both'"),
+    (of("llama", part="text"), "part must be one that llama has, and it has no text_config, got 'text'"),
+    (of("t5", part="both"), "part must be 'encoder' or 'decoder', got 'both'"),
+    (7, "config must be a configuration of transformers, its dictionary, or a path to a config.json, got 7"),
+    ("nowhere", "config must be a file or a folder with a config.json, and there is no 'nowhere'"),
+    # what is malformed, or too large
+    (rope(**{k: v for k, v in YARN.items() if k != "factor"}), "accepts for llama, and it raises KeyError: .*factor"),
+    (LLAMA | {"rope_scaling": "yarn"}, "config must be one that transformers accepts for llama, and it raises"),
+    (LLAMA | {"num_attention_heads": 0}, "accepts for llama, and it raises ZeroDivisionError: integer division or mod"),
+    (LLAMA | {"num_hidden_layers": 0}, "llama's num_hidden_layers must be a whole number of at least 1, got 0"),
+    (LLAMA | {"hidden_size": -4096}, "must be a whole number of at least 1, got -"),
+    (LLAMA | {"rope_theta": -1.0}, r"\['rope_theta'\] must be a finite number above 0, got -1.0"),
+    (rope(rope_type=["yarn"]), r"rope_parameters\['rope_type'\] must be a string, got \['yarn'\]"),
+    (rope(rope_type="linear", factor="2"), r"rope_parameters\['factor'\] must be a finite number above 0, got '2'"),
+    (rope(**YARN, truncate="no"), r"llama's rope_parameters\['truncate'\] must be true or false, got 'no'"),
+    (
+        of("qwen2_vl_text", rope_parameters={"mrope_section": 3}),
+        r"\['mrope_section'\] must be three numbers that add up",
+    ),
+    (
+        SLIDES | {"max_window_layers": -1, "layer_types": FULL[:1]},
+        "must have 32 entries like num_hid|accepts for qwen2",
+    ),
+    (of("swinv2", depths=[2, 2]), "swinv2's depths must have as many entries as num_heads"),
+    (LLAMA | {"num_hidden_layers": BIG}, "num_hidden_layers must be at most 4096, got 1000000000"),
+    (of("gemma3", text_config={"num_hidden_layers": BIG}), "num_hidden_layers must be at most 4096"),
+    (LLAMA | {"head_dim": 2**30}, "head_dim must be at most 1048576, got 1073741824"),
+    (LLAMA | {"num_labels": BIG}, "num_labels must be at most 1048576, got 1000000000"),
+    (LLAMA | {"layer_types": ["full_attention"] * (2**20 + 1)}, "layer_types must have at most 1048576 entries, got"),
+    (LLAMA | {"posenc_patch": nested(3000)}, "by_name must be nested at most 32 deep, got more"),
+    (
+        of("gpt2", n_positions=2**29),
+        "the positions of gpt2 must have at most 2147483648 learned numbers, got 412316860416",
+    ),
+    (
+        of("swinv2", depths=[4096] * 2, num_heads=[3, 6], pretrained_window_sizes=[0, 0]),
+        "swinv2's layers must be at most 4096, got 8192",
+    ),
+    (
+        rope(**YARN | {"factor": 2.0, "original_max_position_embeddings": 2}),
+        r"must let YaRN's ramp begin before it ends, got 2: it begins at pair 0 and ends at pair -\d, and transform",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("config", "message"), REFUSED)
-def test_what_is_unknown_or_contradicts_is_named(config: dict[str, Any], message: str) -> None:
-    given = {key: value for key, value in config.items() if key != "part"}
-    before = copy.deepcopy(given)
-    with pytest.raises(ValueError, match=message):
-        scheme_from_config(given, config.get("part"))
+@pytest.mark.parametrize(("config", "message"), REFUSED, ids=[f"{n} {row[1][:30]}" for n, row in enumerate(REFUSED)])
+def test_what_is_unknown_malformed_or_contradicts_is_named(config: Any, message: str) -> None:
+    part, given = None, config
+    if isinstance(config, dict):
+        part, given = config.get("part"), {key: value for key, value in config.items() if key != "part"}
+    before = copy.copy(given)
+    with pytest.raises(ValueError, match=message) as raised:
+        scheme_from_config(given, part)
+    assert type(raised.value) is ValueError
     assert given == before
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (7, "config must be a configuration of transformers, its dictionary, or a path to a config.json, got 7"),
-        ("nowhere", "config must be a file or a folder with a config.json, and there is no 'nowhere'"),
-    ],
-)
-def test_what_is_no_configuration_is_named(wrong: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        scheme_from_config(wrong)
 
 
 def test_a_path_a_folder_and_an_object_say_the_same(tmp_path: Path) -> None:
@@ -291,14 +305,6 @@ def test_a_path_a_folder_and_an_object_say_the_same(tmp_path: Path) -> None:
         scheme_from_config(tmp_path)
 
 
-def test_parts_of_models_of_images_and_text() -> None:
-    config = transformers.AutoConfig.for_model("gemma3")
-    said = scheme_from_config(config)
-    assert said.model_type == "gemma3_text"
-    assert {layer.images for layer in said.layers} == {True}
-    assert {layer.images for layer in scheme_from_config(config.text_config).layers} == {False}
-
-
 def test_it_says_what_it_read() -> None:
     said = scheme_from_config(config_of("gpt_oss"))
     yarn = "YaRN(factor=4.0, original_length=64, truncate=False)"
@@ -309,149 +315,44 @@ def test_it_says_what_it_read() -> None:
     )
 
 
+MSCALE = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
 PUBLISHED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "t5", "n_positions": 512}, "n_positions = 512 is not read by the model"),
+    (of("t5", n_positions=512), "n_positions = 512 is not read by the model"),
+    (of("bloom", offset_alibi=100, attention_softmax_in_fp32=True), "offset_alibi = 100 is not read by the model"),
+    (of("gptj", rotary=True, rotary_dim=64, scale_attn_weights=True), "channels 0..63 of 256"),
+    (of("modernbert", position_embedding_type="absolute", global_rope_theta=1.5e5), "base 150000"),
+    (of("smollm3", max_window_layers=28, no_rope_layer_interval=4), "max_window_layers = 28 is not read by the model"),
+    (of("cohere2", position_embedding_type="rope_gptj", rotary_pct=1.0, rope_theta=5e4), "base 50000"),
+    (of("gemma2", sliding_window=2048, sliding_window_size=2048), "window of 2048 keys"),
     (
-        {"model_type": "bloom", "offset_alibi": 100, "masked_softmax_fusion": True, "attention_softmax_in_fp32": True},
-        "offset_alibi = 100 is not read by the model",
-    ),
-    ({"model_type": "gptj", "rotary": True, "rotary_dim": 64, "scale_attn_weights": True}, "channels 0..63 of 256"),
-    ({"model_type": "modernbert", "position_embedding_type": "absolute", "global_rope_theta": 1.5e5}, "base 150000"),
-    (
-        {"model_type": "smollm3", "max_window_layers": 28, "no_rope_layer_interval": 4, "rope_theta": 5e6},
-        "max_window_layers = 28 is not read by the model",
-    ),
-    (
-        {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "rope_theta": 5e4},
-        "base 50000",
-    ),
-    ({"model_type": "gemma2", "sliding_window": 2048, "sliding_window_size": 2048}, "window of 2048 keys"),
-    (
-        {
-            "model_type": "deepseek_v3",
-            "rope_theta": 10_000,
-            "max_position_embeddings": 163_840,
-            "rope_scaling": {
-                "beta_fast": 32,
-                "beta_slow": 1,
-                "factor": 40,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "original_max_position_embeddings": 4096,
-                "type": "yarn",
-            },
-        },
+        of("deepseek_v3", max_position_embeddings=163_840, rope_theta=10_000)
+        | {"rope_scaling": MSCALE | {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}},
         "scale 0.135234",  # 192^-0.5 (0.1 ln 40 + 1)^2
     ),
+    (of("qwen2_vl", rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]}), "16 time, 24 row, 24 column"),
+    (of("gemma3", text_config=of("gemma3_text", sliding_window=1024)), "gemma3_text: decoder"),
     (
-        {"model_type": "qwen2_vl", "rope_theta": 1e6, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
-        "pairs by axis 16 time, 24 row, 24 column",
-    ),
-    (
-        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "sliding_window": 1024}},
-        "gemma3_text: decoder",
-    ),
-    (
-        {
-            "model_type": "hunyuan_v1_dense",
-            "head_dim": 128,
-            "rope_scaling": {
-                "alpha": 1000.0,
-                "beta_fast": 32,
-                "beta_slow": 1,
-                "factor": 1.0,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "type": "dynamic",
-            },
-        },
+        of("hunyuan_v1_dense", rope_scaling={"type": "dynamic", "alpha": 1e3, "factor": 1.0, "mscale": 1.0}),
         "NTKAware(factor=1000.0)",
     ),
-    ({"model_type": "phi3", "interpolate_factor": 1}, "phi3: decoder"),
-    ({"model_type": "minimax_m2", "rotary_dim": 64, "head_dim": 128}, "channels 0..63 of 128"),
+    (of("phi3", interpolate_factor=1), "phi3: decoder"),
+    (of("minimax_m2", rotary_dim=64, head_dim=128), "channels 0..63 of 128"),
+    (of("qwen3_moe", max_window_layers=48, sliding_window=None, use_sliding_window=False), "whole"),
+    (of("lfm2", theta=1e6, rope_theta=1e6, full_attn_idxs=[2, 5]), "layers 0, 1: RoPE, base 1000000"),
+    (of("gemma3n", text_config={"rope_theta": 1e6, "rope_local_base_freq": 1e4}), "base 1000000, all 256 channels"),
+    (of("modernbert-decoder", global_rope_theta=1.5e5, local_rope_theta=1e4), "base 150000"),
     (
-        {"model_type": "qwen3_moe", "max_window_layers": 48, "sliding_window": None, "use_sliding_window": False},
-        "whole",
-    ),
-    (
-        {"model_type": "lfm2", "theta": 1e6, "rope_theta": 1e6, "full_attn_idxs": [2, 5]},
-        "layers 0, 1: RoPE, base 1000000",
-    ),
-    (
-        {"model_type": "gemma3n", "text_config": {"rope_theta": 1e6, "rope_local_base_freq": 1e4}},
-        "RoPE, base 1000000, all 256 channels",
-    ),
-    ({"model_type": "modernbert-decoder", "global_rope_theta": 1.5e5, "local_rope_theta": 1e4}, "base 150000"),
-    (
-        {
-            "model_type": "exaone4",
-            "sliding_window_pattern": "LLLG",
-            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
-        },
+        of("exaone4", sliding_window_pattern="LLLG", layer_types=[*["sliding_attention"] * 3, "full_attention"] * 8),
         "layers 3, 7, 11, 15, 19, 23, 27, 31: NoPE, whole text",
     ),
-    ({"model_type": "llama", "max_sequence_length": 16384}, "2048 positions"),
-    ({"model_type": "llama", "rope_scaling": YARN | {"finetuned": True}}, "YaRN(factor=4.0, original_length=64)"),
+    (of("llama", max_sequence_length=16384), "2048 positions"),
+    (rope(**YARN, finetuned=True), "YaRN(factor=4.0, original_length=64)"),
 ]
-
-
-NEUTRAL = {
-    "attention_bias": True,
-    "attention_dropout": 0.1,
-    "attention_k_eq_v": True,
-    "attn_pdrop": 0.1,
-    "embedding_multiplier": 12.0,
-    "initial_context_length": 4096,
-    "key_bias": True,
-    "layerscale_value": 0.5,
-    "lm_head_multiplier": 0.5,
-    "logit_scale": 0.0625,
-    "logits_scaling": 8.0,
-    "mlp_multipliers": [0.5, 0.5],
-    "query_bias": True,
-    "residual_multiplier": 0.22,
-    "routed_scaling_factor": 2.5,
-    "scale_depth": 1.4,
-    "use_qk_norm": True,
-}
-"""Keys whose names are like those of positions, and that have nothing to do with them."""
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_keys_of_other_things_are_no_error(name: str) -> None:
-    """Beside all that a configuration of the family has when it is published."""
-    config = config_of(name)
-    said = repr(scheme_from_config(config))
-    for key, value in NEUTRAL.items():
-        if key not in vars(config):
-            setattr(config, key, value)
-    assert repr(scheme_from_config(config)) == said
 
 
 @pytest.mark.parametrize(("config", "words"), PUBLISHED)
 def test_keys_of_published_configurations_are_no_error(config: dict[str, Any], words: str) -> None:
-    given = {key: value for key, value in config.items() if key != "part"}
-    assert words in repr(scheme_from_config(given, config.get("part")))
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"model_type": "gptj", "rotary": False, "rotary_dim": 64}, None),
-        (
-            {"model_type": "gptj", "scale_attn_weights": 2},
-            "gptj's scale_attn_weights must be true, since transformers'",
-        ),
-        ({"model_type": "cohere2", "rotary_pct": 0.5}, "cohere2's rotary_pct must be 1, since cohere2 rotates all"),
-        (
-            {"model_type": "gemma2", "sliding_window_size": 9},
-            "gemma2's sliding_window_size contradicts sliding_window 4096",
-        ),
-    ],
-)
-def test_the_same_keys_with_other_values_are(config: dict[str, Any], message: str | None) -> None:
-    with pytest.raises(ValueError, match=message or "gptj's rotary must be true, since transformers' model"):
-        scheme_from_config(config)
+    assert words in repr(scheme_from_config(config))
 
 
 # -- by name, and families that are not in the table ------------------------------------------------------------------
@@ -498,103 +399,16 @@ def test_an_unknown_decoder_that_rotates_is_read_like_llama_and_says_so() -> Non
             scheme_from_config(other)
 
 
-YARN_WITHOUT = {name: value for name, value in YARN.items() if name != "factor"}
-
-
-def nested(times: int) -> dict[str, Any]:
-    """A dictionary in dictionaries."""
-    found: dict[str, Any] = {}
-    for _ in range(times):
-        found = {"by_name": found}
-    return found
-
-
-MALFORMED: list[tuple[dict[str, Any], str]] = [
-    (LLAMA | {"rope_parameters": YARN_WITHOUT}, "accepts for llama, and it raises KeyError: .* required keys .*factor"),
-    (LLAMA | {"rope_scaling": "yarn"}, "config must be one that transformers accepts for llama, and it raises"),
-    (LLAMA | {"num_attention_heads": 0}, "accepts for llama, and it raises ZeroDivisionError"),
-    (LLAMA | {"num_hidden_layers": "2"}, "accepts for llama, and it raises StrictDataclassFieldValidationError"),
-    (LLAMA | {"num_hidden_layers": 0}, "llama's num_hidden_layers must be a whole number of at least 1, got 0"),
-    (LLAMA | {"hidden_size": -4096}, "must be a whole number of at least 1, got -"),
-    (
-        LLAMA | {"rope_theta": -1.0},
-        r"llama's rope_parameters\['rope_theta'\] must be a finite number above 0, got -1.0",
-    ),
-    (
-        LLAMA | {"rope_scaling": {"rope_type": ["yarn"]}},
-        r"rope_parameters\['rope_type'\] must be a string, got \['yarn'\]",
-    ),
-    (
-        LLAMA | {"rope_scaling": {"rope_type": "linear", "factor": "2"}},
-        r"rope_parameters\['factor'\] must be a finite number above 0, got '2'",
-    ),
-    (
-        LLAMA | {"rope_scaling": YARN | {"truncate": "no"}},
-        r"llama's rope_parameters\['truncate'\] must be true or false, got 'no'",
-    ),
-    (
-        {"model_type": "qwen2_vl_text", "rope_parameters": {"mrope_section": 3}},
-        r"\['mrope_section'\] must be three numbers that add up to head_dim / 2 = 64, got 3",
-    ),
-    (
-        {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": -1, "layer_types": ["full_attention"]},
-        "qwen2's layer_types must have 32 entries like num_hidden_layers|accepts for qwen2",
-    ),
-    ({"model_type": "swinv2", "depths": [2, 2]}, "swinv2's depths must have as many entries as num_heads"),
-    (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096, got 1000000000"),
-    ({"model_type": "gemma3", "text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers must be at most 4096"),
-    (LLAMA | {"head_dim": 2**30}, "head_dim must be at most 1048576, got 1073741824"),
-    (LLAMA | {"num_labels": 10**9}, "num_labels must be at most 1048576, got 1000000000"),
-    (LLAMA | {"layer_types": ["full_attention"] * (2**20 + 1)}, "layer_types must have at most 1048576 entries, got"),
-    (LLAMA | {"posenc_patch": nested(3000)}, "by_name must be nested at most 32 deep, got more"),
-    (
-        {"model_type": "gpt2", "n_positions": 2**29},
-        "the positions of gpt2 must have at most 2147483648 learned numbers, got 412316860416",
-    ),
-    (
-        {"model_type": "swinv2", "depths": [4096] * 2, "num_heads": [3, 6], "pretrained_window_sizes": [0, 0]},
-        "swinv2's layers must be at most 4096, got 8192",
-    ),
-]
-
-
-@pytest.mark.parametrize(("config", "message"), MALFORMED)
-def test_what_is_malformed_is_named(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message) as raised:
-        scheme_from_config(config)
-    assert type(raised.value) is ValueError
-
-
 # -- at random --------------------------------------------------------------------------------------------------------
 
 VALUES = [0, -1, 1, 3, 2.5, 0.0, float("nan"), float("inf"), True, False, None, "yarn", "", [], [1], [0, "x"], {}]
 VALUES += [{"rope_type": "yarn"}, {"a": 1}, 10**6, 10**9]
-KINDS = [
-    "default",
-    "linear",
-    "dynamic",
-    "yarn",
-    "llama3",
-    "longrope",
-    "proportional",
-    "mrope",
-    "axial",
-    "nope",
-    None,
-    3,
-]
-ENTRIES = [
-    "rope_theta",
-    "factor",
-    "original_max_position_embeddings",
-    "beta_fast",
-    "beta_slow",
-    "mscale",
-    "type",
-    "alpha",
-]
-ENTRIES += ["mscale_all_dim", "truncate", "attention_factor", "short_factor", "long_factor", "low_freq_factor"]
-ENTRIES += ["high_freq_factor", "partial_rotary_factor", "mrope_section", "llama_4_scaling_beta"]
+KINDS = "default linear dynamic yarn llama3 longrope proportional mrope axial nope none"
+ENTRIES = (
+    "rope_theta factor original_max_position_embeddings beta_fast beta_slow mscale type alpha mscale_all_dim truncate "
+    "attention_factor short_factor long_factor low_freq_factor high_freq_factor partial_rotary_factor mrope_section "
+    "llama_4_scaling_beta"
+)
 
 
 def spoil(draw: random.Random, given: dict[str, Any]) -> None:
@@ -607,9 +421,9 @@ def spoil(draw: random.Random, given: dict[str, Any]) -> None:
     elif way == 1:
         given[where] = copy.deepcopy(draw.choice(VALUES))
     elif way == 2 or not isinstance(params, dict) or not params:
-        entries = draw.sample(ENTRIES, draw.randrange(5))
+        entries = draw.sample(ENTRIES.split(), draw.randrange(5))
         given[where] = {name: copy.deepcopy(draw.choice(VALUES)) for name in entries} | {
-            "rope_type": draw.choice(KINDS)
+            "rope_type": draw.choice(KINDS.split())
         }
         if draw.random() < 0.2:
             given[where] = {"full_attention": given[where], "sliding_attention": draw.choice([None, 3, {}])}
@@ -619,8 +433,8 @@ def spoil(draw: random.Random, given: dict[str, Any]) -> None:
         inner[draw.choice(sorted(inner))] = copy.deepcopy(draw.choice(VALUES))
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(400, marks=pytest.mark.more)])
-def test_only_value_errors_come_out(examples: int) -> None:
+def test_only_value_errors_come_out() -> None:
+    examples = 100
     draw = random.Random(examples)
     rows = [*FAMILIES, *ALIKE, *OTHERS]
     read = 0
@@ -657,12 +471,8 @@ def test_truncate_null_is_false_as_in_transformers() -> None:
 
 
 def test_a_ramp_that_transformers_turns_round_is_refused() -> None:
+    """Among those above; its own frequencies are others than YaRN's."""
     config = config_of("llama", rope_parameters=YARN | {"factor": 2.0, "original_max_position_embeddings": 2})
-    message = (
-        r"must let YaRN's ramp begin before it ends, got 2: it begins at pair 0 and ends at pair -\d, and transform"
-    )
-    with pytest.raises(ValueError, match=message):
-        scheme_from_config(config)
     theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq
     ours, _ = YaRN(2.0, 2)(RoPE(20, 20_000.0).frequencies()[0].flatten())
     assert not torch.allclose(theirs.double(), ours, rtol=1e-3)
