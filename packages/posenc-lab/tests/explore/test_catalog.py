@@ -9,20 +9,16 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import torch
-from latex2mathml.converter import convert
 
 import posenc
 from posenc import schedules
-from posenc.schemes.catalog import CATALOG, entries_of
+from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry
 from posenc_lab.explore import catalog as explorer
 from posenc_lab.explore import data
-from posenc_lab.explore.data import __main__ as measuring
 from posenc_lab.laws.laws import LAWS, QUESTIONS
 from posenc_lab.laws.probe import SHAPE
 from tests.laws.audited import audited
-from tests.rows import first_of
 
 ROOT = Path(__file__).parents[4]
 ENTRIES = pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
@@ -53,11 +49,6 @@ def test_a_formula_is_plain_latex_and_becomes_mathml(entry: Entry) -> None:
 def _escaped(formula: str) -> list[str]:
     """The characters that a formula shows and LaTeX has another use for."""
     return re.findall(r"\\([{}_])", formula)
-
-
-def test_a_formula_that_is_not_latex_is_seen() -> None:
-    """What the test above goes by."""
-    assert "\\unknown" in "".join(ElementTree.fromstring(convert(r"x \unknown y")).itertext())
 
 
 # --- options --------------------------------------------------------------------------------------------------------
@@ -105,12 +96,6 @@ def test_the_catalog_is_json_and_has_every_scheme() -> None:
     assert all(law["head"] and law["says"] for law in whole["laws"].values())
 
 
-def test_the_catalog_is_made_without_drawing_from_the_global_generator() -> None:
-    before = torch.random.get_rng_state()
-    explorer.catalog()
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 # --- laws -----------------------------------------------------------------------------------------------------------
 
 
@@ -126,33 +111,10 @@ def test_the_measured_laws_are_of_every_scheme_and_agree_with_the_claims() -> No
             assert said["cell"].split()[0] == {True: "yes", False: "no", None: "n/a"}[said["holds"]]
 
 
-@pytest.mark.parametrize(
-    "name", first_of(["rope", "sinusoidal", "learned", "lie_re", "alibi", "fire", "shaw", "swin", "cope"])
-)
+@pytest.mark.parametrize("name", ["rope", "alibi"])
 def test_laws_measured_anew_are_as_they_were(name: str) -> None:
     kept, anew = data.laws()[name], data.shown(audited(name))
     assert {law: said["holds"] for law, said in anew.items()} == {law: said["holds"] for law, said in kept.items()}
-
-
-def test_the_command_writes_what_was_measured_or_leaves_what_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "laws.json"
-    file.write_text("{}\n")
-    monkeypatch.setattr(measuring, "FILE", file)
-    monkeypatch.setattr(measuring, "catalog", lambda: entries_of("nope") + entries_of("alibi"))
-    monkeypatch.setattr(measuring, "audit", lambda name: audited(name) if name == "nope" else _stop())
-    with pytest.raises(KeyboardInterrupt):
-        measuring.main()
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["{}\n"]
-    monkeypatch.setattr(measuring, "audit", audited)
-    measuring.main()
-    assert json.loads(file.read_text()) == {name: data.shown(audited(name)) for name in ("nope", "alibi")}
-    assert "alibi" in capsys.readouterr().err
-
-
-def _stop() -> None:
-    raise KeyboardInterrupt
 
 
 # --- schedules ------------------------------------------------------------------------------------------------------

@@ -75,22 +75,6 @@ def test_few_seeds_and_few_pieces_give_no_verdict(choose: Any) -> None:
     assert {line["record"] for line in lines} == {n for n, r in few.items() if r.question in ("length", "order")}
 
 
-def test_a_length_is_better_worse_or_neither_by_the_intervals(choose: Any, figures: Node, plain: Any) -> None:
-    made = {"rope": ("2.0 ± .1", "2.4 ± .1"), "alibi": ("2.0 ± .1", "1.6 ± .1"), "t5": ("2.0 ± .1", "2.19 ± .1")}
-    rows = [{"label": name, "schemes": [name], "figures": shown} for name, shown in made.items()]
-    record = next(record for record in plain["evidence"] if record["name"] == "alibi_length")
-    figures("content", **{**plain, "evidence": [{**record, "heads": ("32 (trained)", "64"), "rows": rows}]})
-    said = {name: answer["lines"][0] for name, answer in kept(choose(longer=True)).items() if name in made}
-    figures("content", **plain)
-    assert {
-        name: (line["verdict"], line["words"].partition("; ")[2].rpartition("; ")[2]) for name, line in said.items()
-    } == {
-        "rope": ("against", "worse than at the trained size)"),
-        "alibi": ("for", "better than at the trained size)"),
-        "t5": ("", "no difference from the trained size beyond the intervals, and worse than alibi at 64)"),
-    }
-
-
 @pytest.mark.parametrize(
     ("model", "needs", "good", "bad"),
     [
@@ -138,12 +122,3 @@ def test_the_page_asks_what_the_terminal_asks_and_leads_where_it_leads(figures: 
         assert shown["says"].startswith(f"{answer.case}: begin with {answer.begin}. {strength}")
         if given["weights"] != "no":  # their scheme is kept, and no list of others follows
             assert shown["says"].endswith(strength)
-
-
-def test_each_answer_has_its_claims_in_words(plain: dict[str, Any]) -> None:
-    by_name = {answer["name"]: answer for answer in plain["choosing"]["answers"]}
-    assert by_name["long_decoder"]["claims"][0]["about"] == "rope minus alibi, at 1,024 bytes"
-    for answer in answers():
-        told = by_name[answer.name]
-        sizes = [len(told[part]) for part in ("claims", "statements")]
-        assert (sizes, told["strength"]) == ([len(answer.claims), len(answer.statements)], answer.strength)

@@ -93,21 +93,7 @@ def test_an_extension_has_the_cropped_text_beside_it(tmp_path: Path) -> None:
     assert passkey["curves"]["none"] == [[None, None, None, "missing"]]
 
 
-def test_of_puzzles_the_share_that_was_found_is_drawn(javascript: Node, tmp_path: Path) -> None:
-    javascript("content", **content(records=[written(tmp_path / "run", extension())]))
-    final, passkey = (javascript("figure", name="length-curves", state={"measure": n})["says"] for n in ("0", "1"))
-    assert "bits per byte at 256 tokens shown, lower is better" in final
-    assert "share found at 256 tokens shown, higher is better: none missing, yarn 0.667, ntk missing" in passkey
-
-
 # --- what ships -------------------------------------------------------------------------------------------------------
-
-
-def test_the_records_of_the_user_stand_before_those_that_ship(tmp_path: Path) -> None:
-    shipped = data.records()
-    assert shipped
-    first, *rest = content(records=[written(tmp_path / "run", made_up.records())])["records"]
-    assert (first["name"], rest) == (str(tmp_path / "run"), shipped)
 
 
 def test_what_ships_has_the_form_of_a_summary_and_is_small(tmp_path: Path) -> None:
@@ -126,14 +112,6 @@ def test_what_ships_has_the_form_of_a_summary_and_is_small(tmp_path: Path) -> No
             assert all(len(curve) == len(measure["lengths"]) for curve in measure["curves"].values())
             assert all(point[3] or point[1] <= point[0] <= point[2] for point in points)
     assert files(data).joinpath("records.json").stat().st_size < 300_000  # type: ignore[attr-defined]
-
-
-def test_every_set_that_ships_is_drawn_with_its_source(figures: Node) -> None:
-    for n, each in enumerate(data.records()):
-        for measure in range(len(each["measures"])):
-            state = {"records": str(n), "measure": str(measure)}
-            drawn = figures("figure", name="length-curves", state=state)
-            assert drawn["says"].startswith(f"{each['name']}, ")
 
 
 def test_seeds_steps_and_text_are_said_and_what_they_decide(javascript: Node, tmp_path: Path) -> None:

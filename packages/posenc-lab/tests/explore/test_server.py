@@ -14,7 +14,6 @@ from torch import Tensor
 import posenc
 import posenc_lab
 from posenc_lab.explore import server
-from posenc_lab.explore.numbers import of_entry
 from posenc_lab.explore.records import measures
 from tests.compare import made_up
 
@@ -142,22 +141,6 @@ def test_the_server_holds_few_bodies_at_once(address: str, monkeypatch: pytest.M
         monkeypatch.setattr(server, "MOST_HELD", 4000)
         said = "other requests hold 4999 bytes, of at most 4000: ask again later"
         assert send(address, "Content-Length: 9", b"{") == ("503", said)
-
-
-def test_the_server_takes_a_body_in_chunks(address: str) -> None:
-    body = json.dumps(table("sinusoidal", dim=4)).encode()
-    request = urllib.request.Request(f"{address}api/table", iter([body[:9], body[9:]]))
-    request.add_header("content-type", "application/json")
-    with urllib.request.urlopen(request) as answer:
-        assert json.load(answer)["table"]["shape"] == [2, 4]
-
-
-def test_the_server_has_numbers_of_other_options(address: str) -> None:
-    (entry,) = (entry for entry in posenc.catalog() if entry.name == "query_scale")
-    _, *others = of_entry(entry, whole=True)
-    for wanted in others[:2]:
-        options = {name: value for name, value in wanted["options"].items() if value is not None}
-        assert ask(address, "numbers", named("query_scale", **options)) == (200, wanted)
 
 
 def test_the_server_reads_records_that_are_dropped(address: str) -> None:

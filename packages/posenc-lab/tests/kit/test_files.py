@@ -59,13 +59,6 @@ def test_whether_a_file_can_be_written_is_known_without_a_change(tmp_path: Path)
             require_writable(tmp_path / name)
 
 
-def test_a_pipe_that_may_not_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # as root, all may be written
-    with pytest.raises(PermissionError, match=r"Permission denied: '.*/pipe'"):
-        require_writable(tmp_path / "pipe")
-
-
 def test_a_damaged_file_of_a_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "__init__.py").touch()

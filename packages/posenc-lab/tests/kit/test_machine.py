@@ -32,12 +32,6 @@ def test_linux_says_which_processor_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     assert found["threads"] == torch.get_num_threads()
 
 
-def test_arm_names_its_units_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = told("processor\t: 0\nFeatures\t: fp asimd sve bf16\n\n", tmp_path, monkeypatch)
-    assert found["vector units"] == "torch uses AVX512; there: asimd, sve, bf16"
-    assert found["physical cores"] == "not known"
-
-
 def test_what_the_system_does_not_tell_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.processor", lambda: "")
     monkeypatch.setattr("platform.machine", lambda: "abacus64")

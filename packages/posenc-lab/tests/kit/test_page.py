@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from posenc_lab.kit import page
 from posenc_lab.kit.command import command_of
 from posenc_lab.kit.configuration import Configuration, option
-from posenc_lab.kit.page import drawn, joined, strong
+from posenc_lab.kit.page import joined, strong
 from posenc_lab.kit.report import (
     Cell,
     Column,
@@ -71,23 +70,11 @@ def test_a_page_has_every_part_and_escapes_all_of_it() -> None:
     assert "<span>posenc anything</span> <span>--with &#39;two words&#39;</span> <span>--and-more</span></code>" in text
 
 
-def test_a_page_has_no_script_and_says_how_to_repeat_it_where_that_is_known() -> None:
-    assert "script" not in {tag for tag, _ in Page(page.html(REPORT)).tags}
-    assert "To repeat it" not in page.html(Report("t", "h", [], []))
-
-
 def test_it_is_written_with_its_pictures(tmp_path: Path) -> None:
     path = page.write(REPORT, tmp_path / "new", IMAGES)
     assert path == tmp_path / "new" / "report.html"
     assert (path.parent / "figures" / "loss.png").read_bytes() == b"light"
     assert (path.parent / "figures" / "loss-dark.png").read_bytes() == b"dark"
-
-
-def test_what_draws_nothing_has_no_image() -> None:
-    made = drawn({"one": lambda size, dark: Figure((size + dark, size)), "none": lambda size, dark: None}, 1)
-    assert list(made) == ["one"]
-    assert all(image.startswith(b"\x89PNG") for image in made["one"].values())
-    assert made["one"][True] != made["one"][False]
 
 
 def test_a_table_in_markdown() -> None:

@@ -1,4 +1,3 @@
-import errno
 import json
 import os
 import re
@@ -99,12 +98,9 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize(("line", "reason"), DAMAGED, ids=[reason[:30] for _, reason in DAMAGED])
-def test_a_line_that_is_not_a_record_is_an_error_that_names_it(
-    tmp_path: Path, line: str, reason: str, last: bool
-) -> None:
-    after = "" if last else having(length=256) + "\n"
+def test_a_line_that_is_not_a_record_is_an_error_that_names_it(tmp_path: Path, line: str, reason: str) -> None:
+    after = having(length=256) + "\n"
     end = "" if line.endswith("{") else "\n"
     (tmp_path / FILE).write_text(f"{having()}\n{having(length=128)}\n{line}{end}{after}", encoding="latin-1")
     before = (tmp_path / FILE).read_bytes()
@@ -114,20 +110,6 @@ def test_a_line_that_is_not_a_record_is_an_error_that_names_it(
     with pytest.raises(ValueError, match=message):
         read(tmp_path, check)
     assert (tmp_path / FILE).read_bytes() == before
-
-
-def test_words_stand_in_place_of_results(tmp_path: Path) -> None:
-    about = {"scheme": "rope", "seed": 0, **ABOUT}
-    with Records(tmp_path, check) as records:
-        records.append({"kind": "windows", "length": 64, "undefined": "no such position", **about})
-        records.append({"kind": "training", "diverged": "the loss is nan at step 1", **about})
-    assert len(read(tmp_path, check)) == 2
-
-
-def test_records_of_other_commands_have_results_of_their_own(tmp_path: Path) -> None:
-    with Records(tmp_path, check) as records:
-        records.append({"kind": "decode", "scheme": "rope", "length": 64, "results": {}, "fingerprint": "f"})
-    assert len(read(tmp_path, check)) == 1
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no pipes of that kind")
@@ -160,19 +142,6 @@ def test_a_record_that_the_disk_does_not_take_leaves_nothing_behind(
     assert [record["length"] for record in read(tmp_path, check)] == [64, 256]
 
 
-def test_a_record_that_is_not_on_the_disk_for_sure_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with Records(tmp_path, check) as records:
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "fsync", fail)
-            with pytest.raises(OSError, match=r"Input/output error: '.*records.jsonl"):
-                records.append(RECORD)
-        assert (tmp_path / FILE).read_bytes() == b""
-        assert len(records) == 0
-
-
 @pytest.mark.parametrize("change", [b"", b"x"])
 def test_nothing_is_added_to_a_file_that_something_else_changed(tmp_path: Path, change: bytes) -> None:
     with Records(tmp_path, check) as records:
@@ -193,25 +162,6 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         Records(tmp_path, check)
     with Records(tmp_path, check):
         pass
-
-
-def test_a_file_system_without_locks_is_not_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr("fcntl.flock", fail)
-    with pytest.raises(OSError, match=r"No locks available: '.*records.jsonl'"):
-        Records(tmp_path, check)
-
-
-def test_nothing_there(tmp_path: Path) -> None:
-    assert read(tmp_path / "nowhere", check) == []
-
-
-def test_what_json_cannot_say_is_not_written(tmp_path: Path) -> None:
-    with Records(tmp_path, check) as records, pytest.raises(ValueError, match="JSON"):
-        records.append({**RECORD, "machine": {"load": float("nan")}})
-    assert read(tmp_path, check) == []
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import itertools
 from collections import Counter
 from itertools import islice
 
@@ -7,7 +6,6 @@ import pytest
 from numpy.typing import NDArray
 
 from posenc_lab.kit.turns import orders, ratios, spread
-from tests.rows import first_of
 
 MACHINES = 1000
 
@@ -71,12 +69,10 @@ def autoregressive(rng: np.random.Generator, steps: int, phi: float) -> NDArray[
     return noise
 
 
-def in_turns(noise: NDArray[np.float64], rounds: int, competitors: int, seed: int | None) -> NDArray[np.float64]:
+def in_turns(noise: NDArray[np.float64], rounds: int, competitors: int, seed: int) -> NDArray[np.float64]:
     """(machines, rounds): the ratio of the last competitor to the first where both take as long, but for the noise of
-    the machine, a value for each call; in the orders of a seed for each machine, or always in the same order."""
+    the machine, a value for each call; in the orders of a seed for each machine."""
     calls = np.exp(noise.reshape(MACHINES, rounds, competitors))
-    if seed is None:
-        return calls[..., -1] / calls[..., 0]
     names = [str(name) for name in range(competitors)]
     drawn = [list(islice(orders(names, f"{seed} {machine}"), rounds)) for machine in range(MACHINES)]
     first, last = (np.array([[order.index(name) for order in of] for of in drawn]) for name in (names[0], names[-1]))
@@ -94,38 +90,9 @@ def held(found: NDArray[np.float64]) -> float:
 SURELY, HARDLY_ALWAYS = 0.9 - 0.028, 0.985
 
 
-@pytest.mark.parametrize(
-    ("rounds", "phi", "competitors"), first_of(itertools.product([20, 5, 40], [0.9, 0.0, 0.5, 0.99], [2, 8]))
-)
+@pytest.mark.parametrize(("rounds", "phi", "competitors"), [(20, 0.9, 2), (5, 0.0, 8)])
 def test_in_random_orders_the_interval_holds_whatever_the_machine_does(
     rounds: int, phi: float, competitors: int
 ) -> None:
     noise = 0.2 * autoregressive(np.random.default_rng(rounds), rounds * competitors, phi)
     assert SURELY < held(in_turns(noise, rounds, competitors, 0)) < HARDLY_ALWAYS
-
-
-def test_in_one_order_what_comes_at_every_other_call_is_taken_for_a_competitors_own() -> None:
-    rng, rounds = np.random.default_rng(0), 20
-    noise = 0.02 * autoregressive(rng, 2 * rounds, 0.9) + 0.1 * (np.arange(2 * rounds) % 2)
-    assert held(in_turns(noise, rounds, 2, None)) < 0.01
-    assert SURELY < held(in_turns(noise, rounds, 2, 0)) < HARDLY_ALWAYS
-
-
-@pytest.mark.parametrize(("phi", "rounds"), [(0.3, 40), (0.5, 40), (0.5, 80)])
-def test_noise_of_one_competitor_alone_is_seen_where_there_are_rounds_enough(phi: float, rounds: int) -> None:
-    """No order helps there, but the rounds' ratios show how they hang together."""
-    found = np.exp(0.2 * autoregressive(np.random.default_rng(1), rounds, phi))
-    assert SURELY < held(found) < HARDLY_ALWAYS
-    assert held(dealt(found)) < SURELY  # as if rounds knew nothing of one another
-
-
-def dealt(found: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same values of each machine, so that neighbours differ."""
-    low, high = np.split(np.sort(found, 1), 2, axis=1)
-    return np.stack((low, high), 2).reshape(found.shape)
-
-
-def test_where_rounds_know_nothing_of_one_another_the_interval_is_hardly_wider() -> None:
-    found = np.exp(0.2 * np.random.default_rng(2).standard_normal((MACHINES, 40)))
-    widths = [np.mean([high - low for _, low, high in map(spread, each.tolist())]) for each in (found, dealt(found))]
-    assert 1 <= widths[0] / widths[1] < 1.2

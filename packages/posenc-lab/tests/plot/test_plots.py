@@ -3,7 +3,6 @@
 import argparse
 import math
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,10 +71,6 @@ def settings() -> dict[str, Any]:
     return {name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"}
 
 
-def test_every_figure_is_expected() -> None:
-    assert EXPECTED.keys() == {entry.name for entry in command.FIGURES}
-
-
 @pytest.mark.parametrize("name", first_of(EXPECTED))
 def test_a_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is drawn on the paper asked for, leaves nothing behind, has its axes and units, and nothing lies outside."""
@@ -101,13 +96,6 @@ def test_a_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert extent.y0 >= -0.01
     assert extent.x1 <= width + 0.01
     assert extent.y1 <= height + 0.01
-
-
-def test_the_same_call_draws_the_same_figure() -> None:
-    torch.default_generator.manual_seed(1)
-    first = image(pairs.bias("shaw"))
-    torch.default_generator.manual_seed(2)
-    np.testing.assert_array_equal(image(pairs.bias("shaw")), first)
 
 
 def turns_pairs(entry) -> bool:
@@ -159,15 +147,6 @@ def test_every_scheme_has_a_panel_in_one_family() -> None:
     assert sorted(named) == sorted(entry.name for entry in catalog())
 
 
-def test_the_page_shows_every_family_on_both_papers() -> None:
-    page = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
-    for family in overview.FAMILIES:
-        for paper in ("", "-dark"):
-            name = f"images/overview_{family}{paper}.png"
-            assert f'"{name}"' in page
-            assert (ROOT / "docs" / name).is_file()
-
-
 def panel(name: str, length: int = 9) -> np.ndarray:
     """The line or the map of the one panel."""
     (axes, *_) = overview.overview(name, length=length).axes
@@ -205,43 +184,8 @@ def test_bands_are_the_distances_that_pairs_are_turned_by() -> None:
 # -- colours ----------------------------------------------------------------------------------------------------------
 
 
-def luminance(color: tuple[float, ...]) -> float:
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in color[:3]]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
 def contrast(one: float, other: float) -> float:
     return (max(one, other) + 0.05) / (min(one, other) + 0.05)
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_ordered_colours_stand_off_the_paper_and_lightness_alone_orders_them(dark: bool) -> None:
-    paper = style.theme(dark).background
-    background = luminance(tuple(int(paper[i : i + 2], 16) / 255 for i in (1, 3, 5)))
-    found = [luminance(color) for color in panels.ordered(8, dark)]
-    assert min(contrast(value, background) for value in found) >= 2.99
-    assert found == sorted(found)
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_diverging_map_has_its_centre_at_zero_and_lightness_falls_or_rises_to_both_ends(dark: bool) -> None:
-    colormap, norm = panels.scale([[-1.0, 3.0]], dark)
-    assert norm(0.0) == 0.5
-    found = np.array([luminance(tuple(colormap(x))) for x in np.linspace(0, 1, 65)])
-    steps = np.diff(found if dark else -found)
-    assert (steps[:32] < 0).all()
-    assert (steps[32:] > 0).all()
-
-
-def test_numbers_of_one_sign_have_a_sequential_map() -> None:
-    colormap, norm = panels.scale([[-3.0, 0.0], [-1.0, math.nan]], dark=False)
-    assert (colormap.name, norm.vmin, norm.vmax) == ("viridis", -3.0, 0.0)
-
-
-@pytest.mark.parametrize("level", [0.0, 0.1, 0.18, 0.3, 0.6, 1.0])
-def test_ink_can_be_read_on_any_cell(level: float) -> None:
-    ink = panels.ink_on((level,) * 3)
-    assert contrast(luminance(tuple(int(ink[i : i + 2], 16) / 255 for i in (1, 3, 5))), luminance((level,) * 3)) >= 4
 
 
 # -- vectors ----------------------------------------------------------------------------------------------------------
@@ -257,30 +201,6 @@ def test_lines_are_columns_of_the_table_and_say_how_fast_they_turn() -> None:
     assert words_in(figure, 1) == [f"{2 * math.pi * 10000 ** (2 / 16):.1f} tokens\nper turn"]
 
 
-def test_by_default_lines_are_every_64th_of_512_dimensions() -> None:
-    figure = vectors.lines()
-    assert [axes.get_ylabel() for axes in figure.axes] == [f"dim {i}" for i in range(0, 512, 64)]
-
-
-@pytest.mark.parametrize("dimensions", [(16,), (-1,), ()])
-def test_a_dimension_that_is_not_there_is_an_error(dimensions: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="dimensions must be some of 0 to 15"):
-        vectors.lines(dim=16, dimensions=dimensions)
-
-
-def test_the_heat_map_is_the_table() -> None:
-    figure = vectors.table(dim=16, length=10)
-    table = posenc.Sinusoidal(16).table(Positions.arange(10), torch.float64)[0].numpy()
-    np.testing.assert_array_equal(image(figure), table.T)
-    assert figure.axes[0].images[0].origin == "lower"
-
-
-def test_compositions_add_up() -> None:
-    both = image(vectors.table(("sinusoidal+exponential_decay",), dim=8, length=6))
-    one, two = (image(vectors.table((name,), dim=8, length=6)) for name in ("sinusoidal", "exponential_decay"))
-    np.testing.assert_allclose(both, one + two, rtol=0, atol=1e-15)
-
-
 def test_similarity_is_the_cosine_of_the_vectors() -> None:
     scheme = posenc.Learned(9, 6)
     figure = vectors.similarity({"mine": scheme}, length=9)
@@ -289,23 +209,6 @@ def test_similarity_is_the_cosine_of_the_vectors() -> None:
     np.testing.assert_allclose(image(figure), wanted.numpy(), rtol=0, atol=1e-12)
     assert titles(figure) == ["mine"]
     assert (image(figure).shape, figure.axes[0].images[0].norm.vmax) == ((9, 9), 1.0)
-
-
-def test_a_fresh_table_says_that_it_is_untrained() -> None:
-    assert titles(vectors.table(("learned", "sinusoidal"), dim=8, length=6)) == ["learned, untrained", "sinusoidal"]
-
-
-def test_a_grid_has_patches() -> None:
-    figure = vectors.similarity(("sinusoidal",), dim=8, grid=(2, 3))
-    assert image(figure).shape == (6, 6)
-    assert "patch (raster order)" in labels(figure)
-
-
-def test_a_scheme_that_adds_nothing_is_an_error_that_names_those_that_do() -> None:
-    with pytest.raises(ValueError, match=r"open the add door \(.*, learned, .*\), got 'rope', which opens rotate"):
-        vectors.similarity(("rope",))
-    with pytest.raises(ValueError, match="schemes must name at least one"):
-        vectors.table(())
 
 
 def test_the_positions_of_minilm() -> None:
@@ -326,16 +229,6 @@ def test_the_positions_of_minilm() -> None:
         vectors.table("minilm", length=513)
 
 
-def test_without_its_package_the_error_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(minilm, "DISTRIBUTION", "no-such-distribution")
-    with pytest.raises(ModuleNotFoundError, match=r"no-such-distribution.*pip install 'posenc\[minilm\]'"):
-        vectors.similarity("minilm")
-    assert plot("similarity", "--schemes", "minilm") == 1
-    assert "pip install 'posenc[minilm]'" in capsys.readouterr().err
-
-
 # -- pairs ------------------------------------------------------------------------------------------------------------
 
 
@@ -351,22 +244,6 @@ def test_bias_matrices_are_slope_times_distance() -> None:
     assert titles(figure)[:2] == ["head 1 of 4, slope 1/4", "head 2 of 4, slope 1/16"]
     assert figure._supxlabel is not None
     assert figure._supxlabel.get_text() == "grey: never seen"
-
-
-def test_bias_says_which_form_and_how_many_heads_are_drawn() -> None:
-    label = pairs.bias("alibi", num_heads=6, length=5).axes[0].get_ylabel()
-    assert label == "alibi\ncausal\n4 of 6 heads\nquery (position)"
-    both = pairs.bias("alibi", length=5, causal=False)
-    assert both.axes[0].get_ylabel() == "alibi\nbidirectional\nquery (position)"
-    assert not np.isnan(image(both)).any()
-
-
-def test_bias_by_distance_is_slope_times_distance_for_any_number_of_heads() -> None:
-    scheme = posenc.ALiBi(12, "bidirectional")
-    figure = pairs.bias_by_distance({"twelve": scheme}, length=5)
-    for head in range(4):
-        np.testing.assert_array_equal(line(figure, 0, head), -scheme.slopes[head] * np.abs(np.arange(-5, 6)))
-    assert titles(figure) == ["twelve, bidirectional, 4 of 12 heads"]
 
 
 def test_the_default_lines_are_those_of_the_schemes() -> None:
@@ -386,18 +263,6 @@ def test_the_default_lines_are_those_of_the_schemes() -> None:
     assert drawn["distance_aware"].get_ylabel() == "factor"
 
 
-def test_the_terms_of_learned_tables_are_the_query_times_the_table() -> None:
-    scheme = posenc.Relative1D(11, 16)
-    figure = pairs.bias_by_distance({"mine": scheme}, length=5)
-    query = torch.randn(1, 1, 1, 16, generator=torch.Generator().manual_seed(panels.SEED), dtype=torch.float64)
-    wanted = query[0, 0, 0] @ scheme.weight.detach().double().T / 4
-    np.testing.assert_allclose(line(figure, 0), wanted[5:16].numpy(), rtol=1e-12)
-    logits = posenc.logits(
-        query.expand(-1, -1, 11, -1), torch.zeros(1, 1, 11, 16, dtype=torch.float64), scheme
-    ).detach()
-    np.testing.assert_allclose(image(pairs.bias({"mine": scheme}, length=11)), logits[0, 0].numpy(), rtol=1e-12)
-
-
 def test_common_axes_are_common_to_biases_alone() -> None:
     figure = pairs.bias_by_distance(common=True)
     limits = {axes.get_ylabel(): set() for axes in figure.axes}
@@ -405,11 +270,6 @@ def test_common_axes_are_common_to_biases_alone() -> None:
         limits[axes.get_ylabel()].add(axes.get_ylim())
     assert len(limits["bias"]) == 1
     assert limits["bias"] != limits["factor"]
-
-
-def test_causal_hides_the_keys_after_a_query() -> None:
-    assert np.isnan(image(pairs.bias("relative_1d", length=5, causal=True))[0, 1:]).all()
-    assert np.isnan(line(pairs.bias_by_distance("relative_1d", length=5, causal=True), 0)[6:]).all()
 
 
 @pytest.mark.parametrize("name", first_of(["rope+fox", "alibi", "fox", "fire", "t5"]))
@@ -458,27 +318,6 @@ def test_the_window_of_two_at_positions_three_and_four() -> None:
         sentences.shaw_window("alone")
 
 
-def test_without_positions_a_repeated_word_has_equal_weights_and_with_them_it_has_not() -> None:
-    figure = sentences.attention()
-    weights = {title.split(":")[0]: image(figure, index) for index, title in enumerate(titles(figure))}
-    assert list(weights) == ["nope", "sinusoidal", "rope", "alibi"]
-    for name, matrix in weights.items():
-        np.testing.assert_allclose(matrix.sum(1), 1, rtol=1e-12)
-        apart = np.abs(matrix[:, 0] - matrix[:, 3]).max()
-        assert apart < 1e-12 if name == "nope" else apart > 0.02
-    assert titles(figure)[0] == "nope: equal where framed"
-    assert words_in(figure, 0)[0] == f"{weights['nope'][0, 0]:.2f}"[1:]
-
-
-@pytest.mark.parametrize("name", ["fire", "fox", "rope"])
-def test_attention_shows_the_keys_that_are_asked_for_or_those_that_the_scheme_is_for(name: str) -> None:
-    after = np.triu(np.ones((5, 5), dtype=bool), 1)
-    for causal, hidden in ((True, after), (False, 0 * after), (None, (name != "rope") * after)):
-        shown = image(sentences.attention(schemes=(name,), causal=causal))
-        np.testing.assert_array_equal(np.isnan(shown), hidden)
-        np.testing.assert_allclose(np.nansum(shown, axis=1), 1, rtol=1e-12)
-
-
 def test_attention_is_that_of_the_library() -> None:
     words = ["we", "saw", "what", "we", "saw"]
     scheme = posenc.Sinusoidal(16) + posenc.ALiBi(2)
@@ -521,11 +360,6 @@ def test_scores_need_not_fall_as_the_bound_does() -> None:
     assert titles(figure)[0] == "rope: B(r), a bound, not behaviour"
     with pytest.raises(ValueError, match=r"peak must be a whole number within 0\.\.63, got 64"):
         rotations.rope_decay(length=64, peak=64)
-
-
-def test_a_scheme_that_turns_nothing_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"open the rotate door \(.*\brope\b.*\), got 'alibi', which opens score"):
-        rotations.rope_rotation("alibi")
 
 
 # -- grids ------------------------------------------------------------------------------------------------------------
@@ -585,10 +419,6 @@ def test_help_of_a_figure_has_its_own_options_and_their_defaults(capsys: pytest.
     assert "(did you mean 'bias'?)" in capsys.readouterr().err
 
 
-def test_every_option_is_taken_by_a_figure() -> None:
-    assert set(command.OPTIONS) == {name for entry in command.FIGURES for name in entry.defaults}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -609,11 +439,6 @@ def test_wrong_use_exits_2_and_says_why(words: list[str], message: str, capsys: 
     assert err.count("\n") == 1
 
 
-def test_a_wrong_name_is_a_value_error_in_python() -> None:
-    with pytest.raises(ValueError, match=r"figure must be one of overview, lines, .*, got 'sine' "):
-        command.find("sine")
-
-
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_the_file_is_of_the_kind_that_its_ending_says_and_the_same_every_time(
     ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -627,27 +452,3 @@ def test_the_file_is_of_the_kind_that_its_ending_says_and_the_same_every_time(
     assert one.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
     if ending == "svg":
         assert b"Relative positions of 3 tokens" in one  # words stay words
-
-
-def test_the_file_is_named_after_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert plot("relative_index", "--dark", "--length", "3") == 0
-    assert (tmp_path / "relative_index-dark.png").is_file()
-
-
-def test_help_waits_for_neither_torch_nor_matplotlib() -> None:
-    code = (
-        "import argparse, sys; from posenc_lab.plot import command\n"
-        "command.add_parser(argparse.ArgumentParser().add_subparsers())\n"
-        "assert not {'torch', 'matplotlib', 'numpy'} & set(sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
-def test_names_are_built_for_the_sizes_given() -> None:
-    shape = Shape(dim=24, num_heads=3, head_dim=8, max_positions=10)
-    found = panels.named(("rope", "alibi"), shape)
-    assert [each.scheme.__class__.__name__ for each in found] == ["RoPE", "ALiBi"]
-    assert [each.title for each in found] == ["rope", "alibi"]
-    assert panels.named("shaw", shape)[0].title == "shaw, untrained"
-    assert panels.named("cope", shape)[0].title == "cope, drawn at random"
