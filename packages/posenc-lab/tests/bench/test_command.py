@@ -8,7 +8,7 @@ import pytest
 from posenc.command.cli import main
 from posenc_lab.bench import cases, command
 from posenc_lab.bench.command import add_parser, settings_of
-from posenc_lab.bench.settings import QUICK, Settings
+from posenc_lab.bench.settings import Settings
 from posenc_lab.kit.records import read
 
 HANDS = "tests.bench.by_hand"
@@ -38,19 +38,6 @@ def test_lists_take_commas_and_spaces() -> None:
     assert settings.schemes == ("rope+alibi", "rope")
     assert settings.backends == ("auto", "sdpa")
     assert (settings.dtype, settings.device, settings.rounds) == ("bfloat16", "cuda:1", 2)
-
-
-def test_what_is_not_given_is_the_default_and_quick_is_less() -> None:
-    assert settings_of(parsed()) == [Settings()]
-    assert Settings().lengths == (512, 1024, 2048, 4096, 8192, 16384, 32768)
-    assert settings_of(parsed("--quick")) == [Settings(**QUICK)]
-    assert settings_of(parsed("--quick", "--rounds", "9", "--lengths", "64"))[0].lengths == (64,)
-
-
-def test_of_several_precisions_each_is_a_benchmark() -> None:
-    settings = settings_of(parsed("--dtype", "float32,bfloat16", "float32", "--lengths", "64"))
-    assert [each.dtype for each in settings] == ["float32", "bfloat16"]
-    assert {each.lengths for each in settings} == {(64,)}
 
 
 def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:
@@ -143,18 +130,6 @@ def test_it_prints_and_writes_tables_and_resumes_what_was_interrupted(
         assert f"The report: {folder / 'report.html'}" in shown.out
 
 
-def test_a_module_that_fails_shows_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "broken_hand.py").write_text("def attention(query, key, value):\n    return value\n\n\n1 / 0\n")
-    assert main(["bench", "--mine", f"{tmp_path / 'broken_hand.py'}:attention", "--out", str(tmp_path / "out")]) == 2
-    error = capsys.readouterr().err
-    assert 'broken_hand.py", line 5, in <module>' in error
-    assert "own.py" not in error
-    file = tmp_path / "broken_hand.py"
-    said = f"posenc: error: importing {file} failed: {file}:5: ZeroDivisionError: division by zero"
-    assert error.splitlines()[-1] == said
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_attention_of_ones_own_has_its_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,17 +141,3 @@ def test_an_attention_of_ones_own_has_its_folder(
     assert "The price" not in shown.out
     assert "mine training, alibi, 64" in shown.err
     assert (tmp_path / "runs" / "bench-mine-quick" / "report.html").exists()
-
-
-def test_another_benchmark_in_the_folder_is_2_and_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "QUICK", TINY)
-    words = ["bench", "--quick", "--schemes", "nope", "--out", str(tmp_path)]
-    assert main(words) == 0
-    before = (tmp_path / "records.jsonl").read_bytes()
-    capsys.readouterr()
-    assert main([*words, "--dtype", "bfloat16"]) == 2
-    message = "holds another benchmark, with dtype 'float32' there and 'bfloat16' here: give another folder"
-    assert message in capsys.readouterr().err
-    assert (tmp_path / "records.jsonl").read_bytes() == before

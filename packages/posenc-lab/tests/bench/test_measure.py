@@ -1,6 +1,5 @@
 import math
 import random
-import statistics
 from collections.abc import Callable
 from itertools import chain, islice
 
@@ -11,7 +10,6 @@ from torch import Tensor
 from posenc_lab.bench.measure import LeftOutError, Work, beyond, race
 from posenc_lab.kit.machine import clock_of
 from posenc_lab.kit.turns import orders
-from tests.rows import first_of
 
 MEBIBYTE = 2**20
 
@@ -57,25 +55,6 @@ def test_rounds_are_doubled_until_every_ratio_is_known_to_a_tenth(slow: dict[str
     assert race(makes, rounds=3, budget=1e9, clock=script.clock)["rounds"] == rounds
 
 
-class Machine:
-    """A clock whose every call is slowed by what befalls the machine then: plain takes a second, and ours two."""
-
-    def __init__(self, slowed: Callable[[int], float]) -> None:
-        self.slowed, self.calls, self.seconds = slowed, 0, 0.0
-
-    def make(self, seconds: float) -> Callable[[], Work]:
-        def work() -> tuple[Tensor, ...]:
-            self.seconds = seconds
-            return ()
-
-        return lambda: work
-
-    def clock(self, work: Work) -> float:
-        work()
-        self.calls += 1
-        return self.seconds * self.slowed(self.calls)
-
-
 def autoregressive(draw: random.Random, noise: float, phi: float) -> Callable[[int], float]:
     """A time is e to the noise times longer; the noise is ``phi`` times that of the call before, and something new."""
     now = draw.gauss(0, noise)
@@ -86,34 +65,6 @@ def autoregressive(draw: random.Random, noise: float, phi: float) -> Callable[[i
         return math.exp(now)
 
     return slowed
-
-
-@pytest.mark.parametrize(
-    ("noise", "phi"), first_of([(0.1, 0.9), (0.1, 0.0), (0.02, 0.0), (0.02, 0.9), (0.2, 0.0), (0.2, 0.9)])
-)
-def test_the_interval_holds_the_true_ratio_as_often_as_it_says(noise: float, phi: float) -> None:
-    # Also where rounds end by what they found, and where a call is slowed for the reason that the one before it was.
-    draw, held, rounds = random.Random(1), [], []
-    for number in range(500):
-        machine = Machine(autoregressive(draw, noise, phi))
-        makes = {"plain": machine.make(1.0), "other": machine.make(1.0), "ours": machine.make(2.0)}
-        found = race(makes, rounds=5, budget=1e9, clock=machine.clock, seed=number)
-        _, low, high = found["results"]["ours"]["ratio"]
-        held.append(low <= 2 <= high)
-        rounds.append(found["rounds"])
-    assert set(rounds) <= {5 * 2**n for n in range(9)}
-    assert 0.87 <= statistics.mean(held) < 0.98
-
-
-def test_rounds_are_not_added_once_the_time_is_up() -> None:
-    script = Scripted(plain=[1.0] * 100, ours=[1.0, 2.0] * 50)
-    found = race({name: script.make(name) for name in script.seconds}, rounds=4, budget=0.0, clock=script.clock)
-    assert found["rounds"] == 4 == len(found["results"]["ours"]["seconds"])
-
-
-def test_four_rounds_that_agree_are_too_few_to_know() -> None:
-    script = Scripted(plain=[1.0] * 100)
-    assert race({"plain": script.make("plain")}, rounds=1, budget=1e9, clock=script.clock)["rounds"] == 5
 
 
 def test_short_calls_are_repeated_and_the_time_of_one_is_given() -> None:
@@ -137,18 +88,6 @@ def test_who_cannot_take_part_is_left_out_with_the_reason() -> None:
     assert found["results"]["refuses"] == {"left_out": "it has no backward pass"}
     assert found["results"]["breaks"] == {"left_out": "failed with RuntimeError: no compiler"}
     assert found["results"]["plain"]["ratio"] == [1, 1, 1]
-
-
-def test_without_its_baseline_nothing_has_a_ratio() -> None:
-    def refuses() -> Work:
-        raise LeftOutError("no")
-
-    script = Scripted(ours=[1] * 3)
-    found = race({"plain": refuses, "ours": script.make("ours")}, rounds=3, budget=1e9, clock=script.clock)
-    assert found["results"] == {
-        "plain": {"left_out": "no"},
-        "ours": {"left_out": "plain, which it is compared with, was left out"},
-    }
 
 
 def test_memory_is_counted_beyond_what_is_given() -> None:

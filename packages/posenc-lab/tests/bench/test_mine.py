@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-import posenc
 from posenc_lab.bench import cases, mine, run
 from posenc_lab.bench.measure import LeftOutError, race
 from posenc_lab.bench.run import bench
@@ -60,21 +59,6 @@ def test_in_every_precision(dtype: str) -> None:
     assert {"float64": 1e-16, "bfloat16": 1e-4, "float16": 1e-5}[dtype] < share < found.facts["allowed"]
 
 
-def test_a_long_text_is_compared_with_what_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mine, "EXACT", 32)
-    asked, attention = [], posenc.attention
-
-    def noting(*inputs: Any, **options: Any) -> Any:
-        asked.append((inputs[0].dtype, options["backend"]))
-        return attention(*inputs, **options)
-
-    monkeypatch.setattr("posenc.attention", noting)
-    found = built("alibi", "alibi", training=True, length=256)
-    found.makes["mine"]()
-    assert asked == [(torch.float64, "auto")]
-    assert max(found.facts["off"]["mine"].values()) < 1e-5
-
-
 @pytest.mark.parametrize(
     ("name", "scheme", "training", "message"),
     [
@@ -111,26 +95,12 @@ def test_what_computes_something_else_is_left_out(name: str, scheme: str, traini
     found.makes["posenc"]()  # whose inputs are as they were
 
 
-def test_what_is_not_finite_can_be_recorded() -> None:
-    found = built("not_a_number", training=True)
-    with pytest.raises(LeftOutError):
-        found.makes["mine"]()
-    assert found.facts["off"]["mine"]["output"] is None
-
-
 def test_one_that_fails_is_left_out_with_its_line(tmp_path: Path) -> None:
     found = built("fails")
     results = race(found.makes, rounds=1, budget=0, clock=CLOCK)["results"]
     line = next(n for n, text in enumerate(Path(by_hand.__file__).read_text().splitlines(), 1) if "no k" in text)
     assert results["mine"] == {"left_out": f"failed at {HANDS}:{line} with RuntimeError: no kernel"}
     assert results["posenc"]["seconds"]
-
-
-def test_one_without_a_signature_takes_no_scheme() -> None:
-    about = replace(settings("plain"), mine="torch.nn.functional:scaled_dot_product_attention")
-    run.check(about)
-    with pytest.raises(LeftOutError, match="mine is not causal attention with nope"):
-        mine.timed(about, "nope", 64, False).makes["mine"]()
 
 
 # -- records ----------------------------------------------------------------------------------------------------------
@@ -155,12 +125,3 @@ def test_a_folder_is_of_one_attention_as_its_file_was(tmp_path: Path) -> None:
     ):
         bench(about, out)
     assert read(out) == before
-
-
-def test_the_source_is_that_of_the_file_it_is_written_in(tmp_path: Path) -> None:
-    file = tmp_path / "hands_on.py"
-    file.write_text("from tests.bench.by_hand import module, plain\n")
-    (written,) = mine.source(settings("plain")).values()
-    assert list(mine.source(replace(settings("plain"), mine=f"{file}:plain")).values()) == [written]
-    assert list(mine.source(replace(settings("plain"), mine=f"{file}:module")).values()) != [written]  # no function
-    assert mine.source(Settings()) == {}

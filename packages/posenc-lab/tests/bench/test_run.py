@@ -71,12 +71,6 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, whole: Path) ->
     assert sorted(map(str, map(key, records))) == sorted(map(str, map(key, read(whole))))
 
 
-def test_schemes_and_lengths_can_be_added(tmp_path: Path) -> None:
-    bench(replace(SMALL, schemes=("nope",)), tmp_path)
-    records = bench(replace(SMALL, schemes=("nope", "t5"), lengths=(64, 128)), tmp_path)
-    assert len(records) == 2 * 2 * 2
-
-
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("scheme", cases.all_schemes())
 def test_every_scheme_can_be_priced_with_what_auto_takes(scheme: str, training: bool) -> None:
@@ -93,11 +87,6 @@ def test_a_backend_that_refuses_is_left_out_with_its_reason() -> None:
     assert list(built.makes) == ["plain", built.facts["auto"], "sdpa"]
     with pytest.raises(LeftOutError, match="not additive"):
         built.makes["sdpa"]()
-
-
-def test_what_auto_takes_is_measured_once() -> None:
-    built = cases.priced(SMALL, "nope", 64, False, ("auto", "sdpa", "reference"))
-    assert list(built.makes) == ["plain", "sdpa", "reference"]
 
 
 # -- what is left out for its size ------------------------------------------------------------------------------------
@@ -130,16 +119,6 @@ def test_long_calls_are_told_from_two_short_ones(
     assert limits.reason(replace(DENSE, length=run.SHORT), "sdpa") == ""
 
 
-def test_the_short_calls_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "PROBES", (64, 128))
-    clock = Counting()
-    limits = run._Limits(SMALL, clock, 2**26)
-    assert "told from 64 and 128 tokens" in limits.reason(DENSE, "reference")
-    assert clock.calls == 2 * (1 + run.PROBED)
-    limits.reason(replace(DENSE, length=16384), "reference")
-    assert clock.calls == 2 * (1 + run.PROBED)
-
-
 def test_a_call_that_is_too_much_is_a_dash_and_the_rest_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,13 +141,3 @@ def test_on_cuda(tmp_path: Path) -> None:
     for record in records:
         assert record["results"][record["baseline"]]["ratio"] == [1, 1, 1]
         assert not [r for r in record["results"].values() if r.get("left_out", "").startswith("failed")]
-
-
-def test_another_build_of_the_kernel_is_another_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = replace(SMALL, schemes=("nope",))
-    monkeypatch.setattr(run, "kernel", lambda: {"kernel, float": "v4, by g++ 12"})
-    bench(settings, tmp_path)
-    monkeypatch.setattr(run, "kernel", lambda: {"kernel, float": "v3, by g++ 12"})
-    said = r"with kernel, float 'v4, by g\+\+ 12' there and 'v3, by g\+\+ 12' here: give another folder"
-    with pytest.raises(ValueError, match=said):
-        bench(settings, tmp_path)

@@ -48,16 +48,6 @@ def test_regret_is_the_largest_ratio_to_the_fastest_backend() -> None:
     assert "the fastest one" in found.foot
 
 
-def test_what_was_not_measured_is_a_dash() -> None:
-    records = [*prices(("nope",), (512, 1024)), *prices(("t5",), (512,))]
-    for each in records:
-        del each["results"]["reference"]
-    found = table("The price of position: forward", records)
-    assert found.header[-1] == "1,024"  # of one backend there is no regret
-    assert found.rows[-1] == ("t5", "sdpa", "1.00 ± 0.15", "– (1)")
-    assert found.notes == ["not measured"]
-
-
 def test_an_attention_of_ones_own_is_shown_to_be_equal_first() -> None:
     found = table("my.py:attention beside posenc's alibi", mine())
     assert found.header == ("phase", "tokens", "what", "off by", "ms", "over plain", "over posenc", "peak, MiB")
@@ -73,24 +63,6 @@ def test_an_attention_of_ones_own_is_shown_to_be_equal_first() -> None:
     found = table("my.py:attention beside posenc's alibi", wrong)
     assert tuple(found.rows[2]) == ("forward", "2,048", "my.py:attention", "∞", "– (1)", "", "", "")
     assert found.lines == ["(1) it is another function"]
-
-
-def test_the_environment_stands_first() -> None:
-    first = tables(prices())[0]
-    assert first.title == "Environment"
-    expected = {
-        "tensors": "1 × 8 × length × 64, float32",
-        "rounds": "5 or more, until ratios are known to a tenth or 30 s are over",
-        "memory": "8.0 GiB",
-        "threads": "2",
-        "kernel, float": "v4, by a compiler",
-        "kernel, bfloat16": "none: nobody built it",
-        "other processes": "kept 0.1 to 0.1 of 2 cores busy",
-    }
-    assert expected.items() <= dict(first.rows).items()
-    rows = dict(tables([{**each, "others": None} for each in prices()])[0].rows)
-    assert rows["other processes"] == "not known: this system does not tell"
-    assert tables([]) == []
 
 
 def test_what_others_made_doubtful_is_marked_and_said() -> None:

@@ -55,15 +55,6 @@ def test_every_set_of_answers_leads_to_one_and_every_one_is_reached() -> None:
     assert {asking.answer_to(given, ANSWERS).name for given in ALL} == {answer.name for answer in ANSWERS}
 
 
-def test_a_question_is_asked_only_where_it_matters() -> None:
-    for given in ALL:
-        so_far: dict[str, str] = {}
-        while still := asking.open_questions(so_far, QUESTIONS, ANSWERS):
-            so_far[still[0].name] = given[still[0].name]
-        assert asking.answer_to(so_far, ANSWERS) == asking.answer_to(given, ANSWERS)
-        assert set(so_far) == set(asking.answer_to(given, ANSWERS).when)
-
-
 def test_weights_keep_their_scheme_and_no_other_is_recommended(choose: Any) -> None:
     """Where nothing is to be changed, neither the line of Python nor a command names another scheme."""
     for weights in ("yes", "tune"):
@@ -80,16 +71,6 @@ def test_strength_is_that_of_the_strongest_evidence_that_speaks_for_it() -> None
     (video,) = (answer for answer in ANSWERS if answer.name == "video")
     assert replace(video, rests_on=["video_models", "classify"]).strength == "once"
     assert replace(video, rests_on=["classify", "vit_resolution"]).strength == "published"
-
-
-def test_in_a_window_a_stream_is_never_further_than_in_training() -> None:
-    """What the statement `window` says: what was before the window changes nothing."""
-    (answer,) = (answer for answer in ANSWERS if answer.name == "stream_decoder")
-    assert "window=1024" in answer.code
-    q, k, v = torch.randn(3, 1, 2, 40, 8, dtype=torch.float64)
-    last = posenc.attention(q, k, v, posenc.RoPE(8), is_causal=True, window=6)[:, :, -1:]
-    alone = posenc.attention(q[:, :, -1:], k[:, :, -6:], v[:, :, -6:], posenc.RoPE(8), is_causal=True)
-    torch.testing.assert_close(last, alone, rtol=1e-10, atol=1e-10)
 
 
 @pytest.fixture
@@ -236,22 +217,6 @@ def test_while_questions_are_open_the_cases_that_are_left_are_printed(given: dic
         assert all(f"    --{question.name} {option.value}: {option.label}" in said for option in question.options)
 
 
-def test_json_without_one_answer_names_what_is_missing(choose: Any) -> None:
-    code, out, err = choose("--json", "--for", "decoder", "--weights", "no", "--tokens", "line")
-    assert (code, out) == (2, "")
-    assert err == (
-        "posenc: error: --json needs one answer: give --longer no|yes|far|code|stream|rules, --cost some|least "
-        "(see posenc choose --help)\n"
-    )
-
-
-def test_a_value_that_there_is_not_is_2(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["choose", "--for", "poets"])
-    assert end.value.code == 2
-    assert "argument --for: invalid choice: 'poets'" in capsys.readouterr().err
-
-
 def test_json_holds_the_answer_with_its_evidence(choose: Any) -> None:
     given = {"weights": "no", "tokens": "line", "for": "decoder", "longer": "yes"}
     said = json.loads(choose("--json", *options(given))[1])
@@ -266,34 +231,12 @@ def test_json_holds_the_answer_with_its_evidence(choose: Any) -> None:
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_asks_the_same() -> None:
-    asked = re.findall(r"^\d\. \*\*(.+?)\*\* (.*?)(?=^\d\.|^#)", PAGE, re.M | re.S)
-    assert [asks for asks, _ in asked] == [question.asks for question in QUESTIONS]
-    for question, (_, note) in zip(QUESTIONS, asked, strict=True):
-        assert " ".join(note.split()).startswith(question.note)
-
-
 def test_the_page_has_the_same_answers() -> None:
     table = re.search(r"^\| your case .*\n\|.*\n((?:\|.*\n)+)", PAGE, re.M)
     assert table
     rows = [re.sub(r"[`*]|\]\(.*?\)|\[", "", line).strip("|").split("|") for line in table[1].splitlines()]
     written = {case.strip(): (begin.strip(), compare.strip()) for case, begin, _, compare in rows}
     assert written == {answer.case: (answer.begin, answer.compare_with) for answer in ANSWERS}
-
-
-def test_the_worked_case_says_what_the_study_shows() -> None:
-    """Without training at the longer length RoPE's loss more than doubles; others stay flat, and gain nothing from far
-    text."""
-    found = {table.name: table for table in tables()}
-    loss = {row.label: row.figures for row in found["study_python"].rows}
-    trained, *_, longest = map(number, loss["rope"])
-    assert longest > 2 * trained
-    far = {row.label: row.figures[0] for row in found["study_python_far"].rows}
-    for label in ("t5", "alibi", "RoPE in windows with NoPE"):
-        trained, *_, longest = map(number, loss[label])
-        assert longest < 1.05 * trained
-        assert number(far[label].partition(" to ")[2]) > 0  # the upper end: nothing is shown to be gained
-    assert "far text none of them is below zero" in " ".join(PAGE.replace("*", "").split())
 
 
 def number(figure: str) -> float:

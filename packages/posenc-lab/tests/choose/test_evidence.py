@@ -65,21 +65,6 @@ def test_whether_a_verdict_is_the_published_one(published: str, found: str, agre
     assert checks.agrees(published, found) == agrees
 
 
-def test_what_was_found_is_told() -> None:
-    told = evidence.described(claim(FOUND))
-    assert told["about"] == "rope minus alibi, at 1,024 bytes"
-    assert told["ours"] == [
-        "the Python files of Django 5.2.8 and SQLAlchemy 2.0.44: lower, by -0.120 bits per byte (95 % interval -0.150 "
-        "to -0.090, 10 seeds); agrees with what was published: no",
-        "Shakespeare's works: no verdict here yet",
-    ]
-    assert evidence.described(claim({"status": "not run", "why": "no time"}))["ours"][0].endswith(
-        "44: not run: no time"
-    )
-    checks.check(claim(FOUND))
-    checks.check(claim({"status": "not run", "why": "no time"}))
-
-
 def without(name: str) -> dict[str, Any]:
     return {key: value for key, value in FOUND.items() if key != name}
 
@@ -152,14 +137,6 @@ def test_tables_and_statements_are_whole_and_say_where_they_stand() -> None:
     )
 
 
-def test_the_study_gives_no_verdict_before_its_last_training() -> None:
-    tables = {table.name: table for table in evidence.tables() if table.name.startswith("study_")}
-    assert {*tables} >= {"study_python", "study_python_far", "study_plays"}
-    for table in tables.values():
-        assert table.strength == ("once" if table.too_few else "measured")
-        assert (PLAN.parents[2] / table.doc).is_file()
-
-
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 ROOT = PLAN.parents[2]
@@ -195,8 +172,3 @@ def test_a_table_says_where_it_is_from(one: evidence.Table) -> None:
     }
     assert any(printed.items() <= table.items() for table in cells(one.doc))
     assert one.command in (ROOT / one.doc).read_text(encoding="utf-8").replace(" \\\n   ", "")
-
-
-def test_names_of_tables_are_their_own_and_questions_are_answered() -> None:
-    assert len({one.name for one in TABLES}) == len(TABLES)
-    assert {one.question for one in TABLES} == {"length", "far", "order", "images", "cost", "stretch", "distance"}

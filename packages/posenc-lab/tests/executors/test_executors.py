@@ -99,17 +99,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(of_slurm, "EVERY", 0.1)
 
 
-@pytest.mark.more
-def test_submitit_runs_all_here(tmp_path: Path, often: None) -> None:
-    pytest.importorskip("submitit", reason="submitit is not installed: pip install 'posenc[grid]'")
-    here = {"slurm": {"cluster": "local", "timeout_min": 5}}
-    found = outcomes(executor("slurm", None, tmp_path / "logs", here), tmp_path, "", "odd", "refuse")
-    assert found == {word: REASONS[word] for word in ("", "odd", "refuse")}
-    wrong = {"slurm": {"cluster": "local", "partitoin": "a"}}
-    with pytest.raises(ValueError, match=r"slurm must have parameters of submitit, got \{'partitoin': 'a'\}: "):
-        outcomes(executor("slurm", None, tmp_path / "logs", wrong), tmp_path, "odd")
-
-
 FAKES = {
     # Runs each element of the array in the background, as a node would, and says its number.
     "sbatch": """
@@ -183,13 +172,6 @@ def test_slurm_cancels_what_still_runs_and_names_lost_nodes(tmp_path: Path, clus
     until(tmp_path / "long.saved")
     ((_, why),) = executor("slurm", 1, tmp_path / "logs", {"slurm": {"timeout_min": 5}})(run, told(tmp_path, "die"))
     assert "NODE_FAIL" in why
-
-
-@pytest.mark.more
-def test_slurm_submits_a_job_again_that_ran_out_of_time(tmp_path: Path) -> None:
-    pytest.importorskip("submitit", reason="submitit is not installed: pip install 'posenc[grid]'")
-    again = of_slurm.Requeued().checkpoint(run, Job("odd", tmp_path))
-    assert again.function(*again.args) == "not today"
 
 
 def test_a_machine_without_slurm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

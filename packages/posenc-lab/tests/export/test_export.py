@@ -6,16 +6,14 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from posenc.command.cli import main
-from posenc_lab.export.command import NAMES
 from posenc_lab.export.table import FIRST, columns, load, rows
-from posenc_lab.export.writers import DESTINATIONS, runs_of
+from posenc_lab.export.writers import runs_of
 from tests.bench import made_up as of_bench
 from tests.compare import made_up
 
@@ -56,13 +54,6 @@ def test_every_form_of_a_result_becomes_rows() -> None:
         ("stderr", 0, 0.1, 1),
         ("stderr", 1, None, 1),
     ]
-
-
-def test_a_record_without_numbers_keeps_its_words() -> None:
-    (row,) = rows([("runs", record("windows", length=64, undefined="no such position"))])
-    assert (row["metric"], row["value"], row["values"], row["undefined"]) == (None, None, 0, "no such position")
-    assert (row["folder"], row["kind"], row["seed"], row["length"]) == ("runs", "windows", 3, 64)
-    assert (row["configuration.steps"], row["configuration.seeds"]) == (6, "[0, 1]")
 
 
 def test_competitors_of_a_benchmark_have_rows_of_their_own() -> None:
@@ -194,60 +185,6 @@ def test_tensorboard_holds_every_point(made: Path) -> None:
 def single(value: float) -> float:
     """In single precision, which TensorBoard has."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
-def log_of(path: Path) -> Iterator[bytes]:
-    """The messages of a file of Weights & Biases: after seven bytes a log of LevelDB, blocks of 32 KiB of parts, each
-    with a checksum of four bytes, a length of two, and whether it is whole (1), or the first, a middle or the last
-    part (2 to 4)."""
-    data, at, message = path.read_bytes(), 7, b""
-    while at < len(data):
-        if (left := -at % 32768) < 7 and left:
-            at += left
-        size, part = struct.unpack("<HB", data[at + 4 : at + 7])
-        message += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if part in (1, 4):
-            yield message
-            message = b""
-
-
-@pytest.mark.more
-def test_wandb_holds_every_point(made: Path) -> None:
-    out = exported(made, "wandb", "wandb")
-    record_of = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
-    found: Points = {}
-    for path in out.glob("wandb/offline-run-*/*.wandb"):
-        name = ""
-        for data in log_of(path):
-            message = record_of()
-            message.ParseFromString(data)
-            if message.WhichOneof("record_type") == "run":
-                name = message.run.display_name
-                config = {each.key: json.loads(each.value_json) for each in message.run.config.update}
-                assert config["folder"].startswith(str(made))
-            if message.WhichOneof("record_type") == "history":
-                row = {each.key or each.nested_key[0]: json.loads(each.value_json) for each in message.history.item}
-                (metric,) = (each for each in row if f"{each} step" in row)
-                found.setdefault((name, metric), []).append(comparable(row[f"{metric} step"], float(row[metric])))
-    assert found == points_of(made)
-
-
-@pytest.mark.more
-def test_trackio_holds_every_point(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", "")  # put back afterwards
-    exported(made, "trackio", "trackio")
-    storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
-    expected = points_of(made)
-    found: Points = {}
-    for name, metric in expected:
-        logs = [each for each in storage.get_logs("posenc", name) if metric in each]
-        found[name, metric] = [comparable(each["step"], float(each[metric])) for each in logs]
-    assert found == expected
-
-
-def test_names_are_those_of_the_destinations() -> None:
-    assert sorted(NAMES) == sorted(DESTINATIONS)
 
 
 @pytest.mark.parametrize(

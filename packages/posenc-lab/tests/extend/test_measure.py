@@ -65,11 +65,6 @@ def test_final_tokens_are_the_same_ones_at_every_length() -> None:
     assert model.seen == [16, 33, 64]
 
 
-def test_what_begins_a_text_takes_the_place_of_its_first_token() -> None:
-    found = measure.with_begin(TOKENS, 10, torch.tensor([7]))
-    assert found.tolist() == [7, *TOKENS[-10:].tolist()]
-
-
 def test_by_position_has_the_final_tokens_and_the_mean_of_every_bucket() -> None:
     model = Model()
     final, found = measure.by_position(model, TOKENS, 64, 8, NONE)
@@ -114,15 +109,6 @@ def test_an_item_is_asked_by_the_number_of_its_line() -> None:
         shown = len(lines) - 1  # the last line that was made had no room
         assert number == min(shown * depth // 100, shown - 1) + 1
         assert len(made.tokens) <= 401
-
-
-def test_a_tokenizer_that_begins_texts_with_a_space_is_asked_inside_of_one() -> None:
-    class Prepending(Letters):
-        def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
-            return super().__call__(" " + text)
-
-    for words in ("1. apple\n", " apple"):
-        assert measure._ids(Prepending(), words).tolist() == Letters()(words)["input_ids"]
 
 
 def test_an_answer_is_found_if_every_token_is_the_likeliest() -> None:

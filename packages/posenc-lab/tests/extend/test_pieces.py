@@ -1,6 +1,5 @@
 """Where pieces of text come from, and what is said of the checkpoint's origin."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,8 @@ import torch
 pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 
 from posenc_lab.extend import model as models
-from posenc_lab.extend import run
 from posenc_lab.extend.card import card_of
 from posenc_lab.extend.model import Source
-from posenc_lab.extend.settings import Extension
 from posenc_lab.extend.text import Tokens
 
 LONGEST = 128
@@ -53,15 +50,6 @@ def test_a_piece_is_found_at_its_byte_of_its_file(place: Path, tmp_path: Path) -
     assert_named(made, tmp_path)
 
 
-def test_a_piece_of_the_end_of_a_file_is_found_there(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("é" * 200 + " ".join(map(str, range(900))), encoding="utf-8")
-    made = tokens_of(place, tmp_path)
-    size = (tmp_path / "one.txt").stat().st_size
-    assert {piece.file for piece in made.pieces} == {"one.txt"}
-    assert all(size // 2 < piece.byte < size for piece in made.pieces)
-    assert_named(made, tmp_path)
-
-
 def test_a_file_that_is_no_text_shifts_no_names(place: Path, tmp_path: Path) -> None:
     for n in range(9):
         (tmp_path / f"{n}.txt").write_text(f"{n} words and more words " * 30)
@@ -70,15 +58,6 @@ def test_a_file_that_is_no_text_shifts_no_names(place: Path, tmp_path: Path) -> 
     assert {Path(file).suffix for file, _ in made.corpus.origins} == {".txt", ".bad"}
     assert {Path(piece.file).suffix for piece in made.pieces} == {".txt"}
     assert_named(made, tmp_path)
-
-
-def test_records_say_where_their_pieces_are(place: Path, settings: Extension, tmp_path: Path) -> None:
-    records = run.extend(replace(settings, scalings=("none", "linear"), lengths=(32, 128)), tmp_path)
-    found = {(r["seed"], r["file"], r["byte"]) for r in records if r["kind"] == "final"}
-    assert len(found) == 2  # the same pieces at every length, by every scaling, and cropped
-    assert {file for _, file, _ in found} <= {path.name for path in (place / "text").iterdir()}
-    said = {r["card"] for r in records}
-    assert said == {f"No file beside {place / 'model'} says what it was trained on, or under which licence it is."}
 
 
 def source(folder: Path, gguf: str | None = None) -> Source:
@@ -115,9 +94,3 @@ def test_a_gguf_file_says_its_licence(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     assert card_of(source(tmp_path, "m.gguf")) == "m.gguf says: license mit; datasets books, code."
-
-
-def test_of_a_model_of_the_hub_the_card_is_not_read(tmp_path: Path) -> None:
-    assert card_of(source(tmp_path / "someone" / "model")) == (
-        "mine comes from the hub: what its card there says was not read."
-    )

@@ -45,12 +45,6 @@ def test_what_is_not_there_is_named(settings: Extension, tmp_path: Path, monkeyp
         run.extend(settings, tmp_path / "b")
 
 
-def test_a_base_that_is_not_larger_is_refused(settings: Extension, tmp_path: Path) -> None:
-    smaller = replace(settings, scalings=("none", "base"), base=10_000.0)
-    with pytest.raises(ValueError, match=r"base must be above that of .*model \(10000\), got 10000"):
-        run.extend(smaller, tmp_path)
-
-
 def test_another_extension_in_the_folder_is_refused(settings: Extension, tmp_path: Path) -> None:
     small = replace(settings, scalings=("none",), lengths=(32,))
     run.extend(small, tmp_path)

@@ -162,37 +162,6 @@ class Said(Progress):
         self.lines.append(line)
 
 
-def test_the_text_to_train_on_is_read_only_where_training_remains(
-    settings: Extension, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tuned = replace(settings, scalings=("none",), lengths=(32,), train=1, train_length=32)
-    first = Said()
-    run.extend(tuned, tmp_path, first)
-    assert first.lines[0].startswith("reading ")
-    assert first.lines[1].startswith("counting the tokens of all text that is not tested: ")
-    assert any(line.startswith("time: about 1 second, told by") for line in first.lines)
-    assert any("LlamaForCausalLM, 32 thousand parameters, trained at 32" in line for line in first.lines)
-    monkeypatch.setattr(Tokens, "draw", None)
-    again = Said()
-    run.extend(tuned, tmp_path, again)
-    assert not any("counting" in line for line in again.lines)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0.2, "1 second"),
-        (45, "45 seconds"),
-        (89, "89 seconds"),
-        (91, "2 minutes"),
-        (5000, "83 minutes"),
-        (7300, "2 hours"),
-    ],
-)
-def test_a_time_is_said_in_a_unit_that_fits(seconds: float, said: str) -> None:
-    assert run._in_words(seconds) == said
-
-
 def test_what_a_folder_was_begun_with_is_kept(settings: Extension, tmp_path: Path) -> None:
     free = replace(settings, scalings=("none",), final=None, windows=None, lengths=(64, 128))
     assert run.extend(free, tmp_path)[-1]["configuration"]["final"] == 32  # the trained length
@@ -206,18 +175,6 @@ def test_what_a_folder_was_begun_with_is_kept(settings: Extension, tmp_path: Pat
     with pytest.raises(ValueError, match=r"with final 32 there and 16 here: ") as differing:
         run.extend(replace(free, final=16, learning_rate=1e-3), tmp_path)
     assert "learning_rate" not in str(differing.value)
-
-
-def test_longrope_is_added_to_a_folder(settings: Extension, tmp_path: Path) -> None:
-    plain = replace(settings, scalings=("none",), lengths=(32, 128))
-    run.extend(plain, tmp_path)
-    path = tmp_path / "factors.json"
-    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}))
-    both = replace(plain, scalings=("none", "longrope"), factors=str(path))
-    assert sum(r["scheme"] == "longrope" for r in run.extend(both, tmp_path)) == 6
-    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 5.0]}))
-    with pytest.raises(ValueError, match=r"with factors '\w+' there and '\w+' here"):
-        run.extend(both, tmp_path)
 
 
 def test_base_is_the_model_with_that_base(settings: Extension, tmp_path: Path) -> None:
@@ -240,14 +197,6 @@ def test_base_is_the_model_with_that_base(settings: Extension, tmp_path: Path) -
     assert bits[0] != pytest.approx(bits[2], abs=1e-3)
 
 
-def test_wrong_factors_are_said_before_the_first_pass(settings: Extension, tmp_path: Path) -> None:
-    path = tmp_path / "factors.json"
-    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 0.0, 4.0]}))
-    with pytest.raises(ValueError, match=r"long_factor\[2\] must be a finite number above 0, got 0\.0"):
-        run.extend(replace(settings, scalings=("none", "longrope"), factors=str(path)), tmp_path / "out")
-    assert read(tmp_path / "out") == []
-
-
 def test_default_lengths_leave_room_for_puzzles(place: Path, settings: Extension, tmp_path: Path) -> None:
     free = replace(settings, scalings=("none",), lengths=(), tasks=("text", "item"))
     said = Said()
@@ -260,16 +209,6 @@ def test_default_lengths_leave_room_for_puzzles(place: Path, settings: Extension
     assert {r["kind"] for r in records} == {"final", "by_position"}
     with pytest.raises(ValueError, match=r"lengths must leave room for item, \d+ tokens of this tokenizer, got 16"):
         run.extend(replace(free, factor=2.0, tasks=("item",)), tmp_path / "refused")
-
-
-def test_fewer_pieces_are_taken_where_the_text_has_no_more(settings: Extension, tmp_path: Path) -> None:
-    free = replace(settings, scalings=("none",), lengths=(600,), factor=20.0, windows=None)
-    said = Said()
-    records = run.extend(free, tmp_path, said)
-    count = records[-1]["configuration"]["windows"]
-    assert 2 <= count < 8
-    assert any(line.endswith(f"; {count} pieces of 601 tokens are all that it has") for line in said.lines)
-    assert len(run.extend(free, tmp_path)) == len(records)
 
 
 def test_a_models_own_scaling_forgets_the_lengths_before(settings: Extension, tmp_path: Path) -> None:

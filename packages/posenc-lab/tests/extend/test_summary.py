@@ -63,18 +63,6 @@ def final(scheme: str, length: int, bits: float | None, seed: int = 0) -> dict[s
     return {**told, "kind": "final", "scheme": scheme, "seed": seed, "length": length, "bits": bits, "tokens": 8}
 
 
-@pytest.mark.more
-def test_a_report_without_a_finite_baseline_or_of_one_piece_is_drawn(tmp_path: Path) -> None:
-    records = [final("none", 128, None), final("none", 256, 2.0), final("cropped", 128, None)]
-    page = report.write(records, tmp_path).read_text()
-    assert "which has not finite" in page
-    assert "Dashed" not in page
-    assert "one piece" in page
-    assert "cropped: final at 128 (1 of 2)" in page
-    without = report.write(records[:2], tmp_path).read_text()
-    assert "the unscaled model on text cropped to 128 tokens is missing" in without
-
-
 def differing(scheme: str, difference: float, deviation: float, pieces: int) -> list[dict[str, Any]]:
     """A scaling at 256 tokens whose bits are the cropped text's and a difference, varying so much and balanced."""
     shifts = [difference + deviation * (-1) ** n for n in range(pieces)]
@@ -103,17 +91,6 @@ def test_ties_are_said_where_they_are_shown_and_undecided_where_not() -> None:
     marks = [str(cell)[-2:] for cell in list(table.columns[-1].cells)]
     assert marks == [" >", " =", " <", " ?"]
     assert str(table.caption).endswith("<, =, >, ?: lower than that, tied, higher, undecided.")
-
-
-def test_a_model_that_was_fine_tuned_is_compared_with_itself() -> None:
-    records = [
-        {**r, "scheme": "yarn, 5 steps", "configuration": {**r["configuration"], "train": 5}}
-        for n in range(8)
-        for r in (final("yarn", 128, 1.0, n), final("yarn", 256, 1.1 + 0.01 * (n % 2), n))
-    ]
-    table = report.terminal_table(records)
-    assert str(next(iter(table.columns[-1].cells))) == "1.105 >"
-    assert str(table.caption) == "<, =, >, ?: lower than itself on text cropped to 128, tied, higher, undecided."
 
 
 def test_few_pieces_are_given_no_verdict(tmp_path: Path) -> None:
@@ -174,20 +151,6 @@ def test_puzzles_have_an_interval_and_are_paired_with_those_of_none() -> None:
     assert Cell(*report._puzzle_rows(better, "passkey")[1][1]).notes[-1] == "+9 −0, p 0.0039: more"
 
 
-def test_how_to_read_it_says_what_is_there() -> None:
-    text, puzzle = report.reading(Summary(compared(8))), report.reading(Summary(puzzles("yarn", "01")))
-    assert text[0].startswith(
-        "lower and higher: the 95 % interval of the paired difference (Student's t) excludes zero."
-    )
-    assert "tied: its 90 % interval lies within ±0.02 bits per byte" in text[0]
-    assert not any("Wilson" in line or "too few pieces to say" in line for line in text)
-    assert puzzle[0] == "Puzzles: the share found has Wilson's 95 % interval."
-    both = report.reading(Summary([*puzzles("none", "01"), *puzzles("yarn", "01")]))
-    assert "the scaling found three that none did not, and missed one that it found" in both[0]
-    assert text[-1] == puzzle[-1]
-    assert text[-1].startswith("There is no correction for multiple comparisons: of twenty")
-
-
 def test_what_was_asked_for_in_parts_is_missing_and_repeated_as_a_whole() -> None:
     def asked(scaling: str, **changes: Any) -> dict[str, Any]:
         given = {"model": "m", "tasks": ("item",), "trained_length": 32, "windows": 2, "factor": 8 / 3, **changes}
@@ -206,14 +169,6 @@ def test_what_was_asked_for_in_parts_is_missing_and_repeated_as_a_whole() -> Non
         assert words in command
 
 
-def test_a_stretch_with_a_value_that_is_not_finite_is_not_finite() -> None:
-    records = recorded("none")
-    records[0]["bits"][1] = None
-    first, second, *_ = (value.mean for _, value in Summary(records).by_position("none"))
-    assert math.isnan(first)
-    assert second == pytest.approx(3.0)
-
-
 def test_the_picture_marks_the_trained_length_and_has_numbers_for_what_is_off_it() -> None:
     summary = Summary([*recorded("none"), *recorded("linear", 40.0), *recorded("yarn", 50.0)])
     for dark in (False, True):
@@ -221,13 +176,3 @@ def test_the_picture_marks_the_trained_length_and_has_numbers_for_what_is_off_it
         assert next(line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":") == 128
         words = {text.get_text() for text in axes.texts}
         assert {"none", "linear", "yarn", "49.00 \u2191", "59.00 \u2191"} <= words
-
-
-def test_the_picture_of_final_tokens_has_the_cropped_text_as_a_dashed_line() -> None:
-    records = [final(scheme, n, bits) for scheme, bits in (("none", 2.0), ("yarn", 1.0)) for n in (128, 256)]
-    (axes,) = pictures.final(Summary([*records, final("cropped", 128, 1.5)]), False).axes
-    lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
-    assert lines["none"] == [2.0, 2.0]
-    assert lines["yarn"] == [1.0, 1.0]
-    assert lines["cropped, truncated"] == [1.5, 1.5]
-    assert "dashed: the unscaled model on the last 128" in [text.get_text() for text in axes.texts]
