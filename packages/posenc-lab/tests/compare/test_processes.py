@@ -1,5 +1,8 @@
-"""Jobs for several processes, as far as one process can tell."""
+"""Several processes that train as one."""
 
+import itertools
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +11,15 @@ import torch
 from torch import nn
 
 from posenc_lab.compare import job
-from posenc_lab.compare.compare import build_model
+from posenc_lab.compare import train as training
+from posenc_lab.compare.compare import build_model, compare
+from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.tasks import configured, task_of
 from posenc_lab.compare.train import batch
 from posenc_lab.kit import processes
-from tests.compare.small import small_config, write_text
+from posenc_lab.kit.records import read
+from tests.compare.small import small_config, untimed, write_text
+from tests.distributed.processes import in_processes
 
 
 def test_one_process_does_all_itself() -> None:
@@ -74,3 +81,44 @@ def test_targets_are_what_a_loss_is_the_mean_over(name: str, tmp_path: Path) -> 
     parts = [float(task.loss(model, row)) * task.targets(row) for row in rows.split(1)]
     # Float32, over some hundred targets.
     assert sum(parts) / task.targets(rows) == pytest.approx(float(task.loss(model, rows)), rel=256 * 2**-23)
+
+
+def compared(given: tuple[CompareConfig, Path, bool]) -> int:
+    """Compares; if asked to, process 1 first gets a signal before its third batch."""
+    config, out, interrupted = given
+    draw, left = training.batch, itertools.count(1)
+
+    def counted(*of: Any) -> torch.Tensor:
+        if next(left) == 3 and processes.rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return draw(*of)
+
+    if interrupted:
+        training.batch = counted  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            compare(config, out)
+        training.batch = draw  # type: ignore[assignment]
+        torch.distributed.barrier()  # or the first process would still write
+    return len(compare(config, out))
+
+
+def numbers_of(value: Any) -> Any:
+    """Nested records as one mapping."""
+    if isinstance(value, list | dict):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {(name, *of): x for name, item in items for of, x in numbers_of(item).items()}
+    return {(): value}
+
+
+@pytest.mark.more
+def test_three_processes_that_are_interrupted_measure_what_one_does(tmp_path: Path) -> None:
+    """Rows do not divide, and there may be fewer of them than processes."""
+    config = small_config(write_text(tmp_path / "text"), schemes=("nope", "learned"), batch_size=2, steps=3)
+    first, *others = in_processes(3, tmp_path, compared, (config, tmp_path / "out", True))
+    alone = compare(config, tmp_path / "alone")
+    assert (first, others) == (len(alone), [0, 0])
+    assert all(record["machine"]["processes"] == 3 for record in read(tmp_path / "out"))
+    for record, expected in zip(untimed(read(tmp_path / "out")), untimed(alone), strict=True):
+        record["machine"].pop("processes", 3)
+        # Three steps of training in float32, whose results of about 8 bits are told to the sixth digit.
+        assert numbers_of(record) == pytest.approx(numbers_of(expected), abs=64 * 8 * 2**-23 + 1e-6)

@@ -135,7 +135,7 @@ def test_rates_that_are_given_are_trained_at_and_not_tuned(tmp_path: Path) -> No
         compare(replace(config, rates=("t5=0.005",), seeds=(0, 1)), tmp_path / "out")
 
 
-@pytest.mark.parametrize("words", ["t5", "t5=fast", "t5=0.1x", "=0.1", "t5=-1", "t5=1x0", "t5=nan", "t5=inf"])
+@pytest.mark.parametrize("words", ["t5", "t5=fast", "t5=0.1x", "=0.1", "t5=-1", "t5=1x0", "t5=nan"])
 def test_a_rate_that_is_none_is_an_error_that_shows_the_form(words: str) -> None:
     with pytest.raises(ConfigError, match="rates must be SCHEME=RATE or SCHEME=RATExMULTIPLIER, once a scheme, got '"):
         CompareConfig(rates=(words,))
