@@ -142,17 +142,6 @@ def test_no_scheme_is_accused(dtype: torch.dtype) -> None:
             built(name, heads=12, dtype=dtype)(kind.at(Positions.arange(3)))
 
 
-def test_nothing_is_tried_where_there_are_no_numbers() -> None:
-    false = bias(lambda r: line(r.abs()), tail="constant", past=8)
-    false.weight = torch.nn.Parameter(torch.empty(3, device="meta"))
-    with tried():
-        false(Positions.arange(2, device="meta"))
-
-
-def test_in_pythons_development_mode_every_scheme_is_tried() -> None:
-    assert claims._is_on is sys.flags.dev_mode
-
-
 FILE = """
 import torch
 from posenc import Scheme
@@ -174,13 +163,10 @@ class Mine(Scheme):
 """
 
 
-@pytest.mark.parametrize("command", [["laws", "--schemes"], pytest.param(["check"], marks=pytest.mark.more)])
-def test_the_commands_try_it_before_anything_else(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_tries_it_before_anything_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With parameters that are not the zeros that they begin as."""
     (tmp_path / "claimed.py").write_text(FILE)
-    assert main([*command, f"{tmp_path}/claimed.py:Mine"]) == 1
+    assert main(["laws", "--schemes", f"{tmp_path}/claimed.py:Mine"]) == 1
     said = capsys.readouterr().err
     assert "posenc: error: Mine: its Bias declares tail='constant' and past=8, but at distance -8.5 head" in said
     assert claims._is_on is sys.flags.dev_mode

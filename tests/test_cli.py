@@ -64,18 +64,6 @@ def test_it_runs_as_a_module(module: str) -> None:
     assert "(did you mean 'compare'?)" in done.stderr
 
 
-@pytest.mark.more
-def test_the_schemes_do_not_wait_for_the_compiler() -> None:
-    script = "import sys; import posenc.schemes.catalog; assert 'torch._dynamo' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_python_m_posenc() -> None:
-    done = subprocess.run([sys.executable, "-m", "posenc", "--version"], capture_output=True, text=True)
-    assert done.stdout == f"posenc {posenc.__version__}\n"
-
-
 def test_dir_lists_what_is_public() -> None:
     assert dir(posenc) == sorted([*posenc.__all__, "__version__"])
     assert all(getattr(posenc, name) is not None for name in dir(posenc))
@@ -102,63 +90,11 @@ def test_type_checkers_are_told_of_every_public_name_where_it_is() -> None:
     assert told == posenc._HOMES | rooms
 
 
-@pytest.mark.more
-def test_no_file_hides_a_public_name() -> None:
-    script = (
-        "import importlib, pkgutil, types, posenc, posenc_check\n"
-        "for room in (posenc, posenc_check):\n"
-        "    for file in pkgutil.iter_modules(room.__path__):\n"
-        "        if file.name != '__main__': importlib.import_module(f'{room.__name__}.{file.name}')\n"
-        "    modules = [name for name in room.__all__ if isinstance(getattr(room, name), types.ModuleType)]\n"
-        "    assert modules == (list(posenc._ROOMS) if room is posenc else []), modules"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_bare_posenc_is_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    assert shown.out.startswith("usage: posenc")
-
-
 def test_an_unknown_command_is_named_with_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compair", "--steps", "3"]) == 2
     known = "bench, check, choose, compare, explore, export, extend, kernel, laws, plot, schemes"
     message = f"command must be one of {known}, got 'compair' (did you mean 'compare'?) (see posenc --help)"
     assert capsys.readouterr().err == f"posenc: error: {message}\n"
-
-
-def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str], reports: list[int]) -> None:
-    text = write_text(tmp_path / "text, mine.txt")
-    out = tmp_path / "out"
-    command = ["compare", "--text", str(text), "--schemes", "nope,alibi", "--out", str(out), *SMALL]
-    assert main([*command, "--test-lengths", "8,16", "32", "--seeds", "0", "1"]) == 0
-    shown = capsys.readouterr()
-    assert "the table" in shown.out
-    assert f"The report: {out / 'report.html'}" in shown.out
-    assert "alibi, seed 1: training" in shown.err
-    assert reports == [2 * 2 * (2 + 3 * 3 + 1 + 1)]
-
-
-@pytest.mark.parametrize(
-    ("stop", "why"),
-    [(OSError(28, "No space left", "report.html"), "No space left"), (KeyboardInterrupt(), "interrupted")],
-)
-def test_a_report_that_cannot_be_written_leaves_the_records(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, stop: BaseException, why: str
-) -> None:
-    def write(records: list[Any], out: Path) -> Path:
-        raise stop
-
-    monkeypatch.setattr(sys.modules["posenc_lab.compare.report"], "write", write)
-    text, out = write_text(tmp_path / "text.txt"), tmp_path / "out"
-    assert main(["compare", "--text", str(text), "--schemes", "nope", "--out", str(out), *SMALL]) == 1
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert said.startswith("posenc: error: no report could be written: ")
-    assert why in said
-    assert f" records are kept in {out}; the same command writes it" in said
 
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,19 +166,6 @@ def test_what_fails_says_so_in_one_line(
     assert reports == []
 
 
-def test_interrupting_leaves_a_partial_report_and_is_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], reports: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = ["compare", "--text", str(write_text(tmp_path / "text")), "--out", str(tmp_path / "out"), *SMALL]
-    monkeypatch.setattr("posenc_lab.compare.compare._Lab.time_steps", _interrupt)
-    assert main([*command, "--schemes", "nope"]) == 1
-    shown = capsys.readouterr()
-    assert "A partial report: " in shown.out
-    assert shown.err.splitlines()[-1].startswith("posenc: error: interrupted: 18 records are kept in ")
-    assert reports == [18]
-    monkeypatch.undo()
-
-
 @pytest.mark.parametrize("error", [ValueError, RuntimeError, OSError])
 def test_what_fails_on_the_way_leaves_a_partial_report_and_is_1(
     tmp_path: Path,
@@ -265,10 +188,6 @@ def test_what_fails_on_the_way_leaves_a_partial_report_and_is_1(
     assert main([*command, "--schemes", "nope", "--clip", "2"]) == 2
     assert "holds another comparison, with clip" in capsys.readouterr().err
     assert reports == [18]
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_schemes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -322,12 +241,6 @@ def test_the_name_of_two_schemes_is_an_error_that_names_both() -> None:
         entries_of("prope")
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["plot", "overview"]) == 1
-    assert "is not installed: pip install 'posenc-lab'" in capsys.readouterr().err
-
-
 def test_a_command_of_a_package_that_is_not_installed_names_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -349,16 +262,6 @@ def test_what_is_not_installed_is_told_with_what_brings_it(
     monkeypatch.setattr("posenc.command.cli._schemes", missing)
     assert main(["schemes"]) == 1
     assert f"{package} is not installed: pip install '{needed}'" in capsys.readouterr().err
-
-
-def test_a_text_of_ones_own_gives_a_report_about_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # the report is drawn here
-    text = write_text(tmp_path / "mine.txt")
-    command = ["compare", "--text", str(text), "--schemes", "nope,learned", "--out", str(tmp_path / "out"), *SMALL]
-    assert main(command) == 0
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "mine.txt" in page
-    assert "learned" in page
 
 
 def test_what_an_output_cannot_show_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,17 +8,13 @@ from typing import Any
 import pytest
 
 from field.faults import FAULTS, SCRIPTS, anchor, put
-from field.kinds import WRONG, Note
+from field.kinds import Note
 from field.notes import NOTES
-from field.page import FILES, PAGE, about, write
-from field.report import ROOT, confirmed, save_scripts
+from field.page import FILES, PAGE, write
+from field.report import ROOT, confirmed
 from field.scripts import Outcome, run
 
 FOUND = 'print("expected: 1")\nprint("came:     2, off by 1")\nraise SystemExit(1)\n'
-
-
-def test_every_file_of_subjects_is_run() -> None:
-    assert set(FILES) == {path.stem for path in (ROOT / "field" / "subjects").glob("of_*.py")}
 
 
 def test_every_package_is_pinned() -> None:
@@ -70,13 +66,6 @@ def test_the_page_tells_what_is_confirmed_from_what_is_not(tmp_path: Path, monke
     assert "No module named 'jax'" in rest
     assert "--checks 19`, or [attn-gym-alibi-slopes.py](reproductions/attn-gym-alibi-slopes.py)\n" in findings
     assert "--checks 19`\n" in rest  # what is not confirmed has no script
-
-
-def test_the_first_note_that_fits_is_taken() -> None:
-    finding = {"record": {"file": "of_torchtune", "name": "rotary"}, "number": 19, "trial": "positions past the end"}
-    fitting = [note.title for note in NOTES if about(note, finding)]
-    assert fitting[0] == "torchtune: position -1 is answered"
-    assert len(fitting) > 1
 
 
 @pytest.mark.parametrize(
@@ -135,20 +124,6 @@ def test_a_finding_whose_script_does_not_show_it_is_named() -> None:
     assert shown.script not in section
     assert f"[{gone.script}](reproductions/{gone.script}): the same\n" in section
     assert f"[{unknown.script}](reproductions/{unknown.script}): no such file\n" in section
-
-
-def test_scripts_of_findings_are_written_by_subject_in_place_of_those_before(tmp_path: Path) -> None:
-    record = _record()
-    folder = tmp_path / "scripts"
-    for file in ("19-heads.py", "19-slopes.py"):
-        save_scripts([{"file": file, "script": FOUND, "record": record}], folder)
-    path = folder / "of_attn_gym" / "alibi" / "19-slopes.py"
-    assert {one: one.read_text() for one in folder.rglob("*.py")} == {path: FOUND}
-
-
-@pytest.mark.parametrize("note", [note for note in NOTES if note.kind == WRONG], ids=lambda note: note.title)
-def test_every_mistake_that_a_check_finds_has_a_script(note: Note) -> None:
-    assert (SCRIPTS / note.script).is_file(), note.script
 
 
 def test_every_script_is_of_an_entry_and_every_entry_of_the_page_links_to_its_own() -> None:

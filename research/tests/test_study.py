@@ -1,8 +1,7 @@
 """The study: what its jobs are, and what its pages say of records, made up here."""
 
 import json
-import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posenc_lab.choose.evidence import claims
 from posenc_lab.compare.config import Rate
-from posenc_lab.compare.summary import Estimate, Summary
+from posenc_lab.compare.summary import Estimate
 from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.statistics import mean_of
-from study import devices, found, pages, puzzles, run, shipped
+from study import found, pages, puzzles, run
 from study.claims import check
 from study.found import AT_ONE_RATE, Contrast, judged
-from study.pictures import panels
-from tests.compare import made_up, test_accuracy, test_summary
+from tests.compare import made_up
 
 
 def contrast(mean: float, spread: float, seeds: int = 10, published: str = "tied") -> Contrast:
@@ -56,14 +53,6 @@ def test_a_contrast_that_cannot_be_judged_has_no_verdict_and_counts_as_a_test() 
     assert judged([few], 0.02)[0].verdict == ""
 
 
-@pytest.mark.parametrize(
-    ("published", "verdict", "agrees"),
-    [("lower", "lower", "yes"), ("lower", "tied", "no"), ("tied", "undecided", "undecided"), ("lower", "", "")],
-)
-def test_agreement_is_with_what_was_published(published: str, verdict: str, agrees: str) -> None:
-    assert replace(contrast(0.0, 0.1, published=published), verdict=verdict).agrees == agrees
-
-
 RATE = Rate(0.004, 3.0)
 
 
@@ -83,19 +72,6 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]
         return [{**record, **plan, **(at if record["kind"] == "training" else {})} for record in records]
 
     return made
-
-
-def test_a_text_is_complete_when_all_its_trainings_are_there(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    schemes = list(run.SCHEMES.values())
-    monkeypatch.setattr(found, "records", lambda part: kept(schemes[:5], range(3)))
-    of = found.text("python", 3)
-    assert (of.trained, of.planned, of.complete) == (15, 42, False)
-    assert of.progress == "15 of 42 trainings are there"
-    assert {each.verdict for each in found.contrasts(of)} == {""}
-    monkeypatch.setattr(found, "records", lambda part: kept(schemes, range(3)))
-    of = found.text("python", 3)
-    assert (of.complete, of.progress) == (True, "all 42 trainings are there")
-    assert all(each.verdict for each in found.contrasts(of))
 
 
 def test_records_that_do_not_belong_together_are_refused(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,22 +102,6 @@ def trials(scheme: str, untuned: float, best: float) -> list[dict[str, Any]]:
     others = [trial(scheme, n, Rate(0.001 * n, 1.0), 9.0) for n in range(6, 18)]
     by_default = trial(scheme, 18, Rate(0.005, 30.0), best + 0.3)
     return [trial(scheme, 0, AT_ONE_RATE, untuned), trial(scheme, 1, Rate(0.02, 30.0), best), *others, by_default]
-
-
-def test_tuning_says_who_gains_and_who_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = [
-        *trials("t5", 2.5, 2.0),
-        *trials("rope", 2.2, 2.1),
-        *trials("nope", 3.0, 2.9),
-        trial("fire", 0, AT_ONE_RATE, 1.0),
-    ]
-    monkeypatch.setattr(found, "records", lambda part: made)
-    first, *others = found.tuning()
-    assert (first.scheme, first.rate, first.untuned, first.best) == ("t5", Rate(0.02, 30.0), (2.5, 3.5), (2.0, 3.0))
-    assert (first.place, first.untuned_place, round(first.gain, 6), first.seconds) == (1, 2, 0.5, 15.0)
-    assert first.by_default == (30.0, 2.3, 3.3)
-    assert [each.by_default for each in others] == [None, None]
-    assert [(each.scheme, each.place, each.untuned_place) for each in others] == [("rope", 2, 1), ("nope", 3, 3)]
 
 
 def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -205,69 +165,6 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     assert {path.name for path in (tmp_path / "images").iterdir()} == names
 
 
-def test_what_ships_of_an_extension_is_what_its_page_says() -> None:
-    page = (found.HERE.parents[1] / "docs" / "extend.md").read_text()
-    given = tomllib.loads((found.HERE / "extend.toml").read_text())
-    for scheme, numbers in given["curves"].items():
-        cells = (f"{each[0]:.3f} ± {each[1]:.3f}" if each else "as none" for each in numbers)
-        row = " | ".join(cell.replace("0.", ".") for cell in cells)
-        assert f"| {scheme} | {row} |" in page
-    made = shipped.extension(given)
-    (measure,) = made["measures"]
-    assert measure["baselines"] == {"cropped": measure["curves"]["none"][1]}
-    assert measure["curves"]["yarn"][2][:3] == pytest.approx([0.58, 0.345, 0.815])
-    assert measure["curves"]["dynamic"][0] == [None, None, None, "missing"]
-
-
-def test_a_text_is_drawn_in_a_panel_for_each_scheme() -> None:
-    records = [r for r in made_up.records(seeds=(0, 1)) if (r["scheme"], r["seed"]) != ("rope", 1)]
-    figure = panels(Summary(made_up.diverge(records, "nope")), "A text")
-    texts = [[text.get_text() for text in axes.texts] for axes in figure.axes]
-    means = {n: f"{test_summary.bits(records, 'sliding', 'alibi', n).mean():.2f}" for n in (128, 1024)}
-    assert texts[0] == ["alibi", f"2 seeds: {means[128]} → {means[1024]}"]
-    assert texts[-1][0] == "learned"
-    assert texts[-1][1].endswith(" → undefined")
-    assert [words[0] for words in texts].count("rope") == 1
-    assert next(words[1] for words in texts if words[0] == "rope").startswith("1 seed: ")
-    assert panels(Summary([]), "Nothing").axes == []
-
-
-def test_of_images_the_best_are_said_and_that_none_was_tuned() -> None:
-    assert shipped.unbeaten(Summary(test_accuracy.records("digits", (0, 1, 2)))) == (
-        "Not tuned, so the order can be that of the learning rate. No scheme is shown to beat: at the training grid of "
-        "8 × 8 patches, learned, sinusoidal and relative_2d; at 16 × 16 patches, sinusoidal; at 16 × 16 patches with "
-        "fitted positions, sinusoidal and relative_2d."
-    )
-
-
-@pytest.mark.parametrize(("seeds", "counted", "too_few"), [((0, 1, 2), "3 seeds", ""), ((0,), "one seed", "one seed")])
-def test_the_table_of_images_is_what_was_measured(seeds: tuple[int, ...], counted: str, too_few: str) -> None:
-    of = Summary(test_accuracy.records("digits", seeds))
-    table = pages._of_images(of)
-    assert f"; {counted}, not tuned." in table["measured"]
-    assert table["too_few"] == too_few
-    assert table["heads"][0] == f"{of.train_length} (trained)"
-    for row in table["rows"]:
-        value = of.bits("accuracy", row["label"], of.train_length)
-        assert float(row["figures"][0].split(" ± ")[0]) == pytest.approx(value.mean, abs=6e-4)
-    figures = {row["label"]: row["figures"] for row in table["rows"]}
-    assert figures["learned"][-1] == "–"  # nothing to interpolate
-    resized = of.bits("resized", "sinusoidal", of.test_lengths[-1])
-    assert float(figures["sinusoidal"][-1].split(" ± ")[0]) == pytest.approx(resized.mean, abs=6e-4)
-
-
-def test_what_was_found_is_kept_with_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `posenc choose` takes it, which checks each against its interval and the publication."""
-    made = judged([contrast(mean, 0.01) for mean in (-0.1, 0.1, 0.0, 0.0)] * 2, 0.02)
-    of = [replace(each, claim=claim) for each, claim in zip(made, claims(), strict=True)]
-    kept = json.loads(pages._claims({"python": of, "plays": of}))["claims"]
-    for claim, each in zip(kept, of, strict=True):
-        check(claim)
-        assert claim["ours"]["plays"]["verdict"] == each.verdict
-        assert claim["ours"]["python"]["seeds"] == 10
-    assert [claim["name"] for claim in kept] == [claim["name"] for claim in claims()]
-
-
 def on_gpu(records: Sequence[dict[str, Any]], more: float = 0.0) -> list[dict[str, Any]]:
     """The same records as if from a GPU: with other versions, and losses that are higher, at the end the most."""
     made = []
@@ -285,46 +182,6 @@ def on_gpu(records: Sequence[dict[str, Any]], more: float = 0.0) -> list[dict[st
     return made
 
 
-def test_both_devices_are_of_one_comparison(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    schemes = list(run.SCHEMES.values())
-    made = [*kept(schemes, (0, 1)), *on_gpu(kept(schemes, (2,)))]
-    monkeypatch.setattr(found, "records", lambda part: made)
-    of = found.text("python", 3)
-    assert of.complete
-    assert devices.shares(of.summary.records) == [
-        devices.Share("CPU", 28, 0, 1, 19.7),
-        devices.Share("H1", 14, 2, 2, 19.7),
-    ]
-    took = "A training took 20 seconds on a CPU core (median of 28) and 20 seconds on an H1 (median of 14), beside"
-    assert took in pages.cost(of.summary)
-    alone = Summary(kept(schemes, (0, 1, 2)))
-    assert of.summary.bits("sliding", "rope", 1024) == alone.bits("sliding", "rope", 1024)
-
-
-def test_trainings_on_both_devices_are_compared(kept: Any) -> None:
-    made = kept(["rope", "nope"], (0, 1))
-    assert devices.twice([made, made[:3]]) is None
-    gone = made_up.diverge(on_gpu(kept(["nope"], (0,))), "nope")  # has no curve
-    both = devices.twice([[*made, *on_gpu(kept(["rope"], (1,)), more=0.5), *gone]])
-    assert both is not None
-    steps = len(next(r["curve"] for r in made if "curve" in r))
-    assert (both.trainings, both.results) == (1, 0)
-    assert both.last == pytest.approx(0.5 * (steps - 1) / steps)
-    assert both.first == pytest.approx(0.5 * (steps // 10 - 1) / steps)
-
-
-def test_what_was_made_again_is_compared_with_what_counts(kept: Any) -> None:
-    counted, made = kept(["rope", "nope"], (0, 1)), kept(["rope"], (0, 1))
-    for record in made:
-        if record["kind"] == "sliding":
-            record["bits"] = [bits + (0.1 if record["seed"] else -0.2) for bits in record["bits"]]
-    found = devices.again(counted, made, "sliding", 128)
-    assert found is not None
-    assert (found.schemes, found.trainings) == (["rope"], 2)
-    assert (found.mean, found.low, found.high) == pytest.approx((-0.05, -0.2, 0.1))
-    assert devices.again(counted, [], "sliding", 128) is None
-
-
 def test_a_training_that_both_devices_made_counts_once(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where one was not tested to its end, the other is taken, and nothing is mixed."""
     full, begun = kept(["rope"], (0,)), on_gpu(kept(["rope"], (0,)))[:4]
@@ -333,43 +190,6 @@ def test_a_training_that_both_devices_made_counts_once(kept: Any, monkeypatch: p
         of = found.text("python", 1)
         assert {record["machine"]["device"] for record in of.summary.records} == {"cpu"}
         assert not of.summary.missing()
-
-
-def test_in_short_is_what_holds_on_all_texts(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    schemes = list(run.SCHEMES.values())
-
-    def texts(*lows: str) -> list[found.Text]:
-        """In each text another scheme is lowest."""
-        made = []
-        for low in lows:
-            level = {scheme: 2.4 + 0.3 * (scheme != low) for scheme in schemes}
-            monkeypatch.setattr(made_up, "LEVEL", level)
-            monkeypatch.setattr(made_up, "GROWTH", dict.fromkeys(schemes, 0.0) | {"sinusoidal": 1.6})
-            records = kept(schemes, range(3))
-            monkeypatch.setattr(found, "records", lambda part, records=records: records)
-            made.append(found.text("python", 3))
-        return made
-
-    one = found.short(texts("t5", "t5"))
-    assert one is not None
-    assert one.best[128] == ["t5"]
-    both = found.short(texts("t5", "fox"))
-    assert both is not None
-    assert both.best[128] == []
-    assert "alibi" in both.flat
-    assert "sinusoidal" in both.steep
-    assert not set(both.flat) & set(both.steep)
-    of = found.text("python", 3)
-    assert found.short([of, replace(of, seeds=4)]) is None
-    assert found.short([]) is None
-
-
-def test_what_was_not_published_stands_out() -> None:
-    one = contrast(-0.1, 0.01, published="tied")
-    assert pages.said(one) == "not yet"
-    assert pages.said(replace(one, verdict="lower")) == "lower: **not as published**"
-    assert pages.said(replace(one, verdict="tied")) == "tied"
-    assert pages.said(replace(one, verdict="undecided")) == "undecided"
 
 
 def test_jobs_name_the_scheme_and_the_rate_that_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,40 +247,3 @@ def test_a_job_is_done_when_its_folder_holds_all_of_it(tmp_path: Path, monkeypat
     assert kept(15) == [True, False, False]
     assert kept(len(made) - 2) == [True, False, False]  # a training that is not tested to its end
     assert kept(len(made)) == [True, True, False]
-
-
-def test_what_one_device_has_measured_the_other_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "RECORDS", tmp_path)
-    monkeypatch.setattr(run, "FOLDERS", {"python": ("rope",)})
-    monkeypatch.setattr(run, "PLANNED", {"python": 10})
-    tuning = trials("rope", 2.2, 2.1)
-    on_cpu, on_gpu = run.Job("python", "rope", ()), run.Job("python", "rope", (), "cuda")
-    write(on_cpu.out, tuning + made_up.records(("rope",), (0, 1)))
-    ((job,),) = run.jobs("cuda")
-    assert (job.seeds, job.device) == ((9, 8, 7, 6, 5, 4, 3, 2), "cuda")  # the last first
-    begun = made_up.records(("rope",), (7,))[:-2]  # not tested to its end
-    write(on_gpu.out, made_up.records(("rope",), (9, 8)) + begun)
-    *_, (job,) = run.jobs()
-    assert (job.seeds, job.device) == ((0, 1, 2, 3, 4, 5, 6, 7), "cpu")
-    write(on_cpu.out, tuning + made_up.records(("rope",), tuple(range(8))))
-    ((job,),) = run.jobs("cuda")
-    assert job.seeds == (9, 8)
-    assert job.done()  # though its folder holds a part of seed 7
-    *_, (job,) = run.jobs()
-    assert job.done()
-
-
-def test_what_fails_is_named_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def local(measure: Any, stage: list[run.Job], processes: int) -> Iterator[tuple[run.Job, str]]:
-        assert (measure, processes) == (run.measure, 2)
-        for job in stage:
-            yield job, "no text" if job.folder == "rope" else ""
-
-    monkeypatch.setattr(run, "local", local)
-    stage = [run.Job("python", folder, ()) for folder in ("rope", "nope")]
-    assert run.run(stage, 2) == stage[:1]
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.endswith("python/rope, 0 seeds: no text")
-    assert second.endswith("python/nope, 0 seeds: done")

@@ -9,7 +9,7 @@ import pytest
 
 from posenc_lab.compare.config import Rate
 from posenc_lab.kit.files import digest_of
-from study import devices, found, pages, puzzles, run
+from study import found, pages, puzzles, run
 from tests.compare import made_up
 from tests.test_study import on_gpu
 
@@ -73,21 +73,6 @@ def test_a_task_counts_the_seeds_that_solve_it(monkeypatch: pytest.MonkeyPatch) 
     assert puzzles.task("copy", 3).complete  # a training that diverged is there
 
 
-def test_a_training_at_another_rate_than_was_tuned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = records("copy", lambda *_: 0.0, ("rope",))
-    monkeypatch.setattr(found, "tuned", lambda part, folder: Rate(0.01))
-    with pytest.raises(ValueError, match=r"copy: rope must be trained at 0\.01, got a training at 0\.005"):
-        puzzle("copy", made)
-
-
-def test_results_that_change_with_the_device_are_counted() -> None:
-    made = records("copy", lambda scheme, seed, n: 0.96, ("rope",))
-    again = on_gpu(records("copy", lambda scheme, seed, n: 0.96 - 0.02 * (n == 40 and seed == 1), ("rope",), (1, 2)))
-    both = devices.twice([made + again])
-    assert both is not None
-    assert (both.trainings, both.changed, both.results) == (2, 1, 8)
-
-
 def ranked(shares: Mapping[str, Mapping[str, float]], apart: float = 0.0) -> list[puzzles.Task]:
     """The puzzles of the published order with these shares of schemes at every longer length; the last of three seeds
     is apart from the others. Schemes have their seeds in another order."""
@@ -125,34 +110,6 @@ def test_the_published_order_is_compared_with_ranks_at_longer_rows() -> None:
     alike = puzzles.order(ranked(dict.fromkeys(LENGTHS, dict.fromkeys(RANKED, 0.5))))
     assert alike is not None
     assert not alike.reproduced
-
-
-def test_intervals_of_ranks_are_over_the_same_seeds_of_all_schemes() -> None:
-    """A seed that is better for all schemes alike changes no rank."""
-    as_published = dict(zip(RANKED, (0.5, 0.4, 0.3, 0.2, 0.1), strict=True))
-    order = puzzles.order(ranked(dict.fromkeys(LENGTHS, as_published), apart=0.5))
-    assert order is not None
-    assert [(place.low, place.high) for place in order.places] == [(place.found,) * 2 for place in order.places]
-
-
-def test_seeds_are_in_order_whenever_they_were_measured() -> None:
-    made = [
-        *records("copy", lambda scheme, seed, n: seed / 10, ("rope",), (9, 8)),
-        *records("copy", lambda scheme, seed, n: seed / 10, ("rope",), (0, 1)),
-    ]
-    assert puzzle("copy", made).shares("rope", 20) == (0.0, 0.1, 0.8, 0.9)
-
-
-def test_there_is_no_order_before_all_trainings_are_there() -> None:
-    tasks = ranked({task: {"nope": 1.0} for task in LENGTHS})
-    assert puzzles.order(tasks) is not None
-    assert puzzles.order(tasks[:3]) is None
-    few = puzzles.Task(tasks[0].name, tasks[0].summary, 4)
-    assert puzzles.order([few, *tasks[1:]]) is None
-    assert (tasks[0].progress, few.progress) == ("all 24 trainings are there", "24 of 32 trainings are there")
-    diverged = made_up.diverge(records("copy", lambda *_: 1.0), "rope", 1)
-    assert puzzles.order([puzzle("copy", diverged), *tasks[1:]]) is None
-    assert puzzles.order(ranked({task: {"nope": 0.04} for task in LENGTHS})) is None
 
 
 def test_the_page_of_puzzles_is_written_from_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

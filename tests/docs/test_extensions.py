@@ -1,10 +1,7 @@
 """What the site's own extensions make of docstrings, formulas and Markdown."""
 
 import importlib
-import inspect
-import re
 import sys
-from io import StringIO
 from pathlib import Path
 from types import ModuleType
 
@@ -12,7 +9,6 @@ import pytest
 
 import posenc
 from posenc.schemes.catalog import CATALOG
-from posenc.schemes.entry import Law
 from tests.docs.pages import ROOT
 
 pytest.importorskip("sphinx", reason="the site is built with Python 3.11 or later")
@@ -25,19 +21,6 @@ def extension(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """The one of docs/_ext that the test asks for."""
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
     return importlib.import_module(request.param)
-
-
-@pytest.mark.parametrize("extension", ["docstrings"], indirect=True)
-def test_a_docstring_is_restructured(extension: ModuleType) -> None:
-    lines = [
-        *("Adds |r| to s_ and *never* 2 * 3, as `ALiBi` says.", "", "Formula:", "", "    s_ij - m_h |r|", ""),
-        *("Shapes: score (batch,", "queries)", "Errors: none."),
-    ]
-    assert extension.restructured(lines) == [
-        *(r"Adds \|r\| to s\_ and *never* 2 \* 3, as `ALiBi` says.", "", "Formula:", ""),
-        *(".. code-block:: text", "", "    s_ij - m_h |r|", ""),
-        *("", ":Shapes: score (batch,", "    queries)", "", ":Errors: none."),
-    ]
 
 
 @pytest.mark.parametrize("extension", ["docstrings"], indirect=True)
@@ -58,16 +41,6 @@ def test_parameters_results_and_errors_stand_apart(extension: ModuleType) -> Non
         *("", ":param scale: (heads,): of which", "    one is enough.", ":param bias: any. Raises no error.", ""),
         *("One line of it.", "", ":raises ValueError: for a bias of 1.", "", ">>> f(*x)"),
     ]
-
-
-@pytest.mark.parametrize("extension", ["docstrings"], indirect=True)
-def test_the_names_used_daily_say_what_they_take_and_raise(extension: ModuleType) -> None:
-    said = "\n".join(extension.restructured((inspect.getdoc(posenc.attention) or "").splitlines()))
-    parameters = inspect.signature(posenc.attention).parameters.values()
-    taken = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]  # those are errors
-    assert re.findall(r"^:param (\w+):", said, re.M) == taken
-    assert "\n:returns: (batch, heads, queries, value_dim)" in said
-    assert "\n:raises ValueError: for shapes" in said
 
 
 @pytest.mark.parametrize("extension", ["mathml"], indirect=True)
@@ -117,19 +90,6 @@ def test_a_frame_of_the_explorer(
     assert "make explore" not in page  # is for readers of the file
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
-@pytest.mark.parametrize("extension", ["explorer"], indirect=True)
-@pytest.mark.parametrize(
-    ("name", "said"), [("clock", "one of .*clocks.* got 'clock'"), ("clocks&dim", "got 'clocks&dim'")]
-)
-def test_a_figure_that_there_is_not_is_a_warning(extension: ModuleType, name: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "index.rst").write_text(f"Index\n=====\n\n.. explorer:: {name}\n")
-    (tmp_path / "conf.py").write_text("extensions = ['explorer']\n")
-    warned = StringIO()
-    Sphinx(tmp_path, tmp_path, tmp_path / "out", tmp_path / "cache", "html", status=None, warning=warned).build()
-    assert re.search(said, warned.getvalue())
-
-
 @pytest.mark.parametrize("extension", ["scheme_words"], indirect=True)
 def test_a_model_is_written_with_what_need_be_said(extension: ModuleType) -> None:
     schemes = {
@@ -148,26 +108,6 @@ def test_a_model_is_written_with_what_need_be_said(extension: ModuleType) -> Non
         ("rope_3d", "posenc.Positions.grid(4, 4, frames=2)"),
     ):
         assert line in models[name]
-
-
-@pytest.mark.parametrize("extension", ["scheme_words"], indirect=True)
-def test_a_page_says_when_not_to_use_its_scheme(extension: ModuleType) -> None:
-    said = {entry.name: extension.when_not(entry) for entry in CATALOG}
-    cases = {
-        "Longer or larger": {entry.name for entry in CATALOG if Law.LENGTH_FREE not in entry.laws},
-        "**Encoders.** It is for": {entry.name for entry in CATALOG if entry.for_decoders},
-        "before from after": {"pope", "distance_aware", "kerple", "sandwich"},
-        "Layers that you cannot change": {"carope", "selective_rope", "fox", "inkling", "wall"},
-        "Cheap decoding": {"dual_chunk", "re_rope", "self_extend", "xpos"},
-    }
-    for words, names in cases.items():
-        assert {name for name, page in said.items() if words in page} == names
-    for entry in CATALOG:
-        cases = re.findall(r"^- \*\*(.+?)\*\*", said[entry.name], re.M)
-        assert len(cases) == len(set(cases)) == said[entry.name].count("\n") > 0
-        assert entry.avoid in said[entry.name]
-        # A scheme that the words name is there.
-        assert set(re.findall(r"`([A-Z]\w+)`", entry.avoid)) <= set(posenc.__all__)
 
 
 @pytest.mark.parametrize("extension", ["lesson"], indirect=True)

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import flex_attention
 
 import posenc
 from posenc.positions.positions import Positions
@@ -14,12 +13,11 @@ from posenc.schemes.shaw import Shaw
 from posenc_lab.bench import cases
 from posenc_lab.bench.cases import build_scheme
 from posenc_lab.bench.measure import Inputs, LeftOutError
-from research.benchmarks import peers, run
+from research.benchmarks import run
 from research.benchmarks.limit import multiply_adds
 from research.benchmarks.neighbours import neighbours
 from research.benchmarks.run import Sizes, compared
-from tests.rounding import of_angles, of_sums
-from tests.rows import first_of
+from tests.rounding import of_sums
 
 TINY: dict[str, Any] = {
     "rounds": 1,
@@ -64,46 +62,6 @@ def test_all_ways_compute_the_same_attention(name: str, training: bool) -> None:
                 torch.testing.assert_close(mine, truth, rtol=0, atol=bound, msg=lambda m, w=way: f"{w}: {m}")
     assert {"posenc", "mask built in the call"} <= set(ways)
     assert ("mask built ahead" in ways) == (name == "alibi" or (name == "t5" and not training))
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-@pytest.mark.parametrize(
-    ("name", "way"), first_of([*((name, "eager") for name in run.PEER_SCHEMES), ("t5", "compiled")])
-)
-def test_flex_attention_by_hand_computes_the_same(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every score function as it is, and one of them compiled, which takes ten seconds."""
-    if way == "eager":
-        compiled = torch.compile  # which FlexAttention calls as well, where it is not compiled
-        monkeypatch.setattr(torch, "compile", lambda f, **how: f if f is flex_attention else compiled(f, **how))
-    settings = Sizes(**TINY | {"compiled": True})
-    makes = compared(settings, name, LENGTH, training=False).makes
-    (flex,), (masked,) = makes[peers.FLEX]()(), makes["mask built in the call"]()()
-    torch.testing.assert_close(flex, masked, rtol=0, atol=of_sums(torch.float32, LENGTH + 16, masked, score=8))
-
-
-def test_rotations_of_others_are_rotations() -> None:
-    """Whatever the layout: of one query and one key at all positions, turned, products depend on the distance alone."""
-    query, key = (torch.randn(16).expand(1, 1, 32, 16).clone() for _ in range(2))
-    for name, make in peers.rotations(query, key).items():
-        try:
-            turned = make()()
-        except LeftOutError:
-            continue
-        scores = (turned[0] @ turned[1].mT)[0, 0]
-        for distance in (1, 7):
-            along = scores.diagonal(distance)
-            # Angles of float32 up to 32 rad, in sums of 16 terms of order one.
-            torch.testing.assert_close(
-                along, along[:1].expand_as(along), rtol=0, atol=of_angles(torch.float32, 32, 16.0), msg=name
-            )
-        assert float((scores[0, 1:] - scores[0, 0]).abs().max()) > 0.1, name
-
-
-def test_flex_attention_has_no_backward_pass_on_the_cpu() -> None:
-    settings = Sizes(**TINY | {"compiled": True})
-    with pytest.raises(LeftOutError, match="FlexAttention has no backward pass on the CPU"):
-        compared(settings, "alibi", 64, training=True).makes[peers.FLEX]()
 
 
 def test_the_command_measures_prints_and_writes_every_section(
@@ -152,34 +110,6 @@ def test_every_scheme_decodes(scheme: str) -> None:
     assert plain.shape == ours.shape == (1, 3, 1, 16)
     if scheme == "nope":
         torch.testing.assert_close(ours, plain)
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_positions_that_are_bound_once_are_bound_before_the_call(
-    training: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bound: list[str] = []
-    binding = cases.bound
-
-    def count(scheme: Any, name: str, *rest: Any) -> Any:
-        bound.append(name)
-        return binding(scheme, name, *rest)
-
-    inputs = Inputs.draw(SMALL, 64, 64, training)
-    monkeypatch.setattr(cases, "bound", count)
-    answers = []
-    for once, expected in ((True, 1), (False, 3)):
-        bound.clear()
-        work = cases.attention_work(SMALL, "rope_interleaved", 64, inputs, "auto", once)
-        answers += [work() for _ in range(3)]
-        assert len(bound) == expected
-    for answer in answers[1:]:
-        torch.testing.assert_close(answer, answers[0])
-
-
-def test_ways_learn_nothing_where_they_are_bound_once() -> None:
-    for way in (*run.ROTATED.values(), *run.DISTURBED.values()):
-        assert not way.once or not list(build_scheme(way.scheme, SMALL, 64).parameters())
 
 
 @pytest.mark.parametrize(("training", "pair", "met"), [(False, 2, 2), (True, 7, 4 + 3)])
