@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from posenc.backends.backend import Backend
+from posenc.backends.call import Backend
 from posenc.backends.choice import BACKENDS
 from posenc.encoding.pieces import Term
 from posenc.schemes.catalog import CATALOG

@@ -46,21 +46,21 @@ def _module(name: str) -> ModuleType:
 def kernel() -> tuple[list[Path], str | None, list[str]]:
     """Builds what is not built yet. Gives the files, the platform's tag, and in words what could not be built.
     ValueError for a level that there is not."""
-    build, processor = _module("build"), _module("processor")
+    build = _module("build")
     asked = os.environ.get(SWITCH, "")
     if asked == "0":
         return [], None, [f"{SWITCH}=0 turns it off"]
-    known = {level.name: level for level in processor.levels()}
+    known = {level.name: level for level in build.levels()}
     names = asked.split(",") if asked not in ("", ALL) else list(known)
     for name in names:
         if name not in known:
             raise ValueError(f"{SWITCH} must be 0, {ALL}, or levels of {', '.join(known)}, got {name!r}")
     try:
         if asked:
-            of = ((precision, level) for precision in build.PRECISIONS for level in processor.levels(precision))
+            of = ((precision, level) for precision in build.PRECISIONS for level in build.levels(precision))
             outcomes = build.build(build.BUILT, [(precision, level) for precision, level in of if level.name in names])
         else:
-            outcomes = build.build_best(build.BUILT, {x: processor.runnable(x) for x in build.PRECISIONS})
+            outcomes = build.build_best(build.BUILT, {x: build.runnable(x) for x in build.PRECISIONS})
     except build.UnavailableError as error:
         return [], None, [str(error)]
     reasons = [f"{one.precision}, {one.level}: {one.reason}" for one in outcomes if one.reason]

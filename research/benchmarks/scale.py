@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import posenc
 from posenc import ALiBi, Positions, RoPE
-from posenc.distributed import Sharding, Work, attention, blocks, work
-from posenc.distributed.counts import Sizes, count
-from posenc.distributed.horizons import Part
-from posenc.distributed.methods import groups
-from posenc.distributed.needs import Needs
-from posenc.models import layer_call
+from posenc.distributed import Sharding, Work, attention, work
+from posenc.distributed.counts import Sizes, count, groups
+from posenc.distributed.ring import Part
+from posenc.distributed.sharding import Needs
+from posenc.models import forward_pass
 from posenc.positions.orders import ORDERS, indices
-from posenc.positions.tiles import Visibility, check_window
-from posenc.positions.visibility import visible
+from posenc.positions.tiles import Visibility, check_window, visible
 
 METHODS = ("gather", "ring", "ulysses")
 BOTH = "ring × ulysses"  # on a mesh of two axes
@@ -76,7 +75,7 @@ class Traffic:
 def counted() -> Iterator[Traffic]:
     """Counts while it is open. A process hands a gathered tensor on to all others, as in a ring."""
     found = Traffic()
-    exchange, gather, attend = dist.batch_isend_irecv, dist.all_gather, layer_call.attention
+    exchange, gather, attend = dist.batch_isend_irecv, dist.all_gather, forward_pass.attention
 
     def exchanging(operations: list[Any]) -> Any:
         found.sent += sum(x.tensor.nbytes for x in operations if x.op is dist.isend)
@@ -94,28 +93,29 @@ def counted() -> Iterator[Traffic]:
         found.scores += pairs * query.size(0) * query.size(1)
         return attend(query, key, value, encoding, **options)
 
-    dist.batch_isend_irecv, dist.all_gather, layer_call.attention = exchanging, gathering, attending
+    dist.batch_isend_irecv, dist.all_gather, forward_pass.attention = exchanging, gathering, attending
     try:
         yield found
     finally:
-        dist.batch_isend_irecv, dist.all_gather, layer_call.attention = exchange, gather, attend
+        dist.batch_isend_irecv, dist.all_gather, forward_pass.attention = exchange, gather, attend
 
 
 @contextmanager
 def parts_of_ring() -> Iterator[list[Part]]:
     """The parts of the heads that a ring finds while it is open."""
+    room: Any = import_module("posenc.distributed.attention")  # not the function of this name
     found: list[Part] = []
-    parts = blocks.parts
+    parts = room.parts
 
     def finding(*given: Any) -> list[Part]:
         found[:] = parts(*given)
         return found
 
-    blocks.parts = finding
+    room.parts = finding
     try:
         yield found
     finally:
-        blocks.parts = parts
+        room.parts = parts
 
 
 def on_sockets() -> int | None:

@@ -22,8 +22,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from posenc.backends.native import processor
-from posenc.backends.native.processor import Level
+from posenc.backends.native import build
+from posenc.backends.native.build import Level
 from posenc.backends.native.proof import PRECISIONS, failures
 from tests.backends import foreign
 from tests.backends.planted import built, compiled
@@ -43,11 +43,11 @@ Row = tuple[str, str, str, str, float]  # compiler, level, precision, verdict, s
 
 def levels(precision: str) -> Iterator[Level]:
     """Those that posenc is built for, one that a compiler went wrong for, and that of the processor at hand."""
-    yield from processor.levels(precision)
-    v4 = next((level for level in processor.levels() if level.name == "v4"), None)
+    yield from build.levels(precision)
+    v4 = next((level for level in build.levels() if level.name == "v4"), None)
     if v4 is not None:
         yield v4._replace(name="skylake-avx512", flags=("-march=skylake-avx512",))
-    yield processor.NATIVE
+    yield build.NATIVE
 
 
 def verdict(found: Sequence[str]) -> str:
@@ -55,7 +55,7 @@ def verdict(found: Sequence[str]) -> str:
 
 
 def tried(compiler: str, level: Level, precision: str) -> str:
-    missing = sorted(level.needs - processor.flags())
+    missing = sorted(level.needs - build.flags())
     if missing:
         return f"skipped: this processor has no {', '.join(missing)}"
     with tempfile.TemporaryDirectory() as folder:
@@ -118,7 +118,7 @@ def rows(compilers: Sequence[str], names: Sequence[str], precisions: Sequence[st
 
 def elsewhere(compiler: str, level: Level, precision: str) -> str:
     """The library of another system or processor, loaded and called there."""
-    missing = sorted(level.needs - processor.flags())
+    missing = sorted(level.needs - build.flags())
     if missing:
         return f"skipped: this processor has no {', '.join(missing)}"
     static = ("-static",) if "mingw" in compiler else ()  # as build.py on Windows
@@ -146,7 +146,7 @@ def emulated() -> Iterator[Row]:
         if absent:
             yield compiler, "", "", f"skipped: {absent[0]} is not installed", 0.0
             continue
-        known = processor.LEVELS["x86_64"][-2:] if "mingw" in compiler else (Level("baseline"),)
+        known = build.LEVELS["x86_64"][-2:] if "mingw" in compiler else (Level("baseline"),)
         for precision in PRECISIONS:
             for level in known:
                 start = time.perf_counter()

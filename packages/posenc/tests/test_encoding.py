@@ -12,7 +12,7 @@ from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segm
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row, Value
 from posenc.encoding.rotation import Rotation
-from posenc.lowering.block import Block
+from posenc.lowering.distances import Block
 
 TOKENS, DIM, HEADS, HEAD_DIM = 5, 6, 3, 2
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import posenc
 from posenc import PositionError, Positions
 from posenc.positions.positions import PADDING
-from posenc.positions.tiles import Visibility
-from posenc.positions.visibility import same_run, table_index, visible
+from posenc.positions.tiles import Visibility, same_run, table_index, visible
 
 LAW = settings(deadline=None, derandomize=True, max_examples=60)
 

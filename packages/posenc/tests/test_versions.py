@@ -11,7 +11,7 @@ from torch import Tensor
 import posenc
 from posenc import compat
 from posenc.encoding.rotation import Unread
-from posenc.rotation.maps import InTurn
+from posenc.rotation.phases import InTurn
 
 SOURCES = Path(posenc.__file__).parent
 NOT_TRACED = {"tools", "huggingface", "build.py", "claims.py", "compat.py"}

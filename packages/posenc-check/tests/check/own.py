@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import posenc
-from posenc.encoding.features import projected_at_random
+from posenc.encoding.context import projected_at_random
 from posenc.models import Decoder, Encoder, ImageClassifier, KVCache
 from posenc.positions.positions import Positions
 from posenc.schemes.catalog import scheme_from_names

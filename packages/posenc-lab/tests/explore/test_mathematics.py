@@ -13,7 +13,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Chunk, Positions, Scheme
-from posenc.encoding.features import projected_at_random
+from posenc.encoding.context import projected_at_random
 from posenc.positions.positions import PADDING
 from posenc.rotation import scalings
 from posenc.scheme import Composition

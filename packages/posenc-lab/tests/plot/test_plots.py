@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 import posenc
 from posenc.encoding.pieces import Fading, Row
 from posenc.positions.positions import PositionError, Positions
-from posenc.rotation.maps import OfHeads
+from posenc.rotation.phases import OfHeads
 from posenc.schemes.catalog import Shape, catalog
 from posenc_lab.kit import style
 from posenc_lab.plot import command, minilm, overview, pairs, panels, relative, rotations, sentences, vectors

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from posenc.backends.attention import attention as attention
     from posenc.backends.attention import explain as explain
     from posenc.backends.attention import logits as logits
-    from posenc.backends.merging import merge as merge
+    from posenc.backends.bands import merge as merge
     from posenc.encoding import pieces as pieces
     from posenc.encoding.context import Context as Context
     from posenc.encoding.encoding import Encoding as Encoding
@@ -95,7 +95,7 @@ _HOMES = {
     "attention": "backends.attention",
     "explain": "backends.attention",
     "logits": "backends.attention",
-    "merge": "backends.merging",
+    "merge": "backends.bands",
     "Encoding": "encoding.encoding",
     "Scheme": "scheme",
     "Chunk": "positions.tiles",

@@ -18,10 +18,11 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.given import Given, scaling_of
-from posenc.rotation.maps import OfHeads, TokenMap
 from posenc.rotation.phases import (
+    OfHeads,
     PairLayout,
     PairRotation,
+    TokenMap,
     coords_of,
     frequencies,
     in_double,

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_type, naming, number, one_or, shown, whole
 from posenc.encoding.claims import check_bound
+from posenc.encoding.context import Feature, wanted_by_both
 from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding
-from posenc.encoding.features import Feature, wanted_by_both
-from posenc.encoding.horizon import SKIP_BELOW, horizon
-from posenc.encoding.pieces import Piece, Value
+from posenc.encoding.pieces import SKIP_BELOW, Piece, Value, horizon
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import by_value, is_counted
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import one_scale
+from posenc.rotation.phases import one_scale
 
 
 class Scheme(nn.Module):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import posenc
 from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
-from posenc.backends.triton import backend, launch
+from posenc.backends.triton import backend, operator
 from tests.awkward import clocked
 
 STORED = Path(__file__).parents[4] / "research" / "benchmarks" / "results" / "kernels.json"
@@ -109,7 +109,7 @@ def calls_of(
     """What the kernels would be called with, forward and backward."""
     calls: dict[str, dict[str, Any]] = {}
     patch.setattr(backend, "is_interpreted", lambda: True)  # so that it takes tensors of the CPU
-    patch.setattr(launch, "kernel_of", partial(Recorder, calls))
+    patch.setattr(operator, "kernel_of", partial(Recorder, calls))
     encoding = scheme(Positions.arange(q.size(2)))
     wanted = {piece.feature for piece in encoding.pieces if getattr(piece, "feature", None)}
     features = {"clock": torch.randn(q.shape[:3], requires_grad=True), "gist": torch.randn(*q.shape[:3], 3)}
@@ -156,7 +156,7 @@ def compiled(name: str, given: dict[str, Any], capability: int) -> Any:
 
 
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
-_KERNEL = launch.kernel_of
+_KERNEL = operator.kernel_of
 
 
 def _kind(x: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from posenc.backends.native.library import FUNCTIONS
-from posenc.backends.native.structures import Call, OfTile, _Field
+from posenc.backends.native.operator import Call, OfTile, _Field
 
 SOURCE = Path(__file__).with_name("foreign.cpp")
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends.call import Call
-from posenc.backends.native.proof import BLIND, IN_DOUBLE, KNOWN, measured, named
-from posenc.backends.native.questions import BREAKS, FIXED, Question, questions
+from posenc.backends.native.proof import BLIND, BREAKS, FIXED, IN_DOUBLE, KNOWN, Question, measured, named, questions
 from posenc.backends.reference import REFERENCE
 from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Value
 from posenc.schemes.distance_aware import rescaled

@@ -65,7 +65,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Encoding]:
         check(self)
 
     monkeypatch.setattr(Encoding, "__post_init__", noted)
-    monkeypatch.setattr(bound, "_PLAIN", {})
+    monkeypatch.setattr(plan, "_PLAIN", {})
     return encodings
 
 
@@ -279,6 +279,6 @@ def test_one_encoding_is_kept_and_none_that_is_long(monkeypatch: pytest.MonkeyPa
         attend(tuple(x[:, :, :tokens] for x in (query, key, value)), scheme)  # type: ignore[arg-type]
     assert len(vars(scheme)["_bound"]) == 1
     scheme = RoPE(HEAD_DIM)
-    monkeypatch.setattr(bound, "LONGEST", TOKENS - 1)
+    monkeypatch.setattr(plan, "LONGEST", TOKENS - 1)
     attend((query, key, value), scheme)
     assert "_bound" not in vars(scheme)

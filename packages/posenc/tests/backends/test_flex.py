@@ -18,8 +18,7 @@ from posenc.backends.call import Call
 from posenc.backends.flex import FLEX, _block_mask
 from posenc.backends.reference import REFERENCE
 from posenc.backends.request import Request
-from posenc.positions.tiles import Visibility
-from posenc.positions.visibility import visible
+from posenc.positions.tiles import Visibility, visible
 from posenc.schemes.catalog import Shape
 from tests.awkward import TrialCoPE, interpolated
 from tests.backends.grounds import ATTENDING, BANDED, KINDS, built, encoded, same, takes

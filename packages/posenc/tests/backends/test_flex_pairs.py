@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from posenc import KERPLE, T5, ALiBi, DeBERTa, Positions, Sandwich, Scheme, TransformerXL
-from posenc.backends import flex, flex_compiled
+from posenc.backends import flex
 from posenc.backends.call import Call
 from posenc.lowering import forms
 from posenc.lowering.distances import shift_of
-from posenc.positions.tiles import Visibility
-from posenc.positions.visibility import visible
+from posenc.positions.tiles import Visibility, visible
 from tests.backends.test_flex import called
 from tests.backends.test_host import OnDevice
 
@@ -180,27 +179,27 @@ def test_a_shift_needs_one_number_for_all() -> None:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex_compiled, "_FITTING", {})
+    monkeypatch.setattr(flex, "_FITTING", {})
 
 
-def _asked(monkeypatch: pytest.MonkeyPatch, fits: int, message: str = flex_compiled.NO_SIZES) -> list[int]:
+def _asked(monkeypatch: pytest.MonkeyPatch, fits: int, message: str = flex.NO_SIZES) -> list[int]:
     """The sizes that are tried; the first that fits is ``fits``."""
     tried: list[int] = []
 
     def run(size: Any, has_whole_blocks: bool, query: Tensor, *_: Any) -> tuple[Tensor, None]:
-        tried.append(flex_compiled.SIZES.index(size))
+        tried.append(flex.SIZES.index(size))
         if tried[-1] < fits:
             raise RuntimeError(f"{message}. OutOfMemoryError: out of resource")
         return query, None
 
-    monkeypatch.setattr(flex_compiled, "_compiled", lambda *_: run)
+    monkeypatch.setattr(flex, "_compiled", lambda *_: run)
     return tried
 
 
 def _attend(dtype: torch.dtype = torch.bfloat16, channels: int = 64, reads_pairs: bool = False) -> None:
     tensors = [torch.zeros(1, 1, 8, channels, dtype=dtype)] * 3
     with OnDevice():
-        flex_compiled.attend((*tensors, None, None, 1.0, False, False), reads_pairs)
+        flex.attend((*tensors, None, None, 1.0, False, False), reads_pairs)
 
 
 @pytest.mark.usefixtures("fresh")
@@ -231,10 +230,10 @@ def test_whole_blocks_are_known_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -
         options.append(kernel_options)
         return query
 
-    monkeypatch.setattr(flex_compiled, "_compiled", lambda dynamic: flex_compiled._attend)
-    monkeypatch.setattr(flex_compiled.flex, "flex_attention", run)
+    monkeypatch.setattr(flex, "_compiled", lambda dynamic: flex._attend)
+    monkeypatch.setattr(flex.flex, "flex_attention", run)
     for queries, keys in ((256, 384), (256, 300), (100, 128), (128, 128)):
         query, key = (torch.zeros(1, 1, n, 16) for n in (queries, keys))
         with OnDevice():
-            flex_compiled.attend((query, key, key, None, None, 1.0, False, False), False)
+            flex.attend((query, key, key, None, None, 1.0, False, False), False)
     assert options == [{"IS_DIVISIBLE": True}, None, None, {"IS_DIVISIBLE": True}]

@@ -13,7 +13,7 @@ from posenc.backends import chunked
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Change, Piece
 from posenc.lowering import forms
-from posenc.lowering.block import Block
+from posenc.lowering.distances import Block
 
 HEADS, TOKENS = 2, 37
 

@@ -19,12 +19,13 @@ import torch
 import hatch_build
 import posenc
 from posenc import ALiBi, NoPE, RoPE
-from posenc.backends.native import build, library, processor
+from posenc.backends.native import build, library
+from posenc.backends.native.build import NATIVE, Level
 from posenc.backends.native.library import Found
 from posenc.backends.native.processor import Level
 from posenc.command.cli import main
 
-V3, V4, BASELINE = (next(x for x in processor.LEVELS["x86_64"] if x.name == name) for name in ("v3", "v4", "baseline"))
+V3, V4, BASELINE = (next(x for x in build.LEVELS["x86_64"] if x.name == name) for name in ("v3", "v4", "baseline"))
 SAID = "posenc's kernel gives wrong answers as built here by {by}: not used ({what})"
 NO_LIBRARY = (
     "the CPU kernel has not been built for these sources and this processor: `posenc kernel --build` builds one, if "
@@ -48,8 +49,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("POSENC_NATIVE", raising=False)
     monkeypatch.setattr(build, "BUILT", tmp_path / "built")
-    monkeypatch.setattr(processor, "machine", lambda: "x86_64")
-    monkeypatch.setattr(processor, "flags", lambda: V4.needs)
+    monkeypatch.setattr(build, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build, "flags", lambda: V4.needs)
     monkeypatch.setattr(library, "REALS", {torch.float32: "float", torch.float64: "double"})  # for others it is alike
     find = library.find.__wrapped__
     monkeypatch.setattr(library, "find", forgetful := lambda precision: find(precision))
@@ -121,9 +122,9 @@ def refusal() -> str:
 
 def told(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
     (folder / "cpuinfo").write_text(text)
-    monkeypatch.setattr(processor, "CPUINFO", folder / "cpuinfo")
-    monkeypatch.setattr(processor, "flags", processor.flags.__wrapped__)
-    monkeypatch.setattr(processor.sys, "platform", "linux")
+    monkeypatch.setattr(build, "CPUINFO", folder / "cpuinfo")
+    monkeypatch.setattr(build, "flags", build.flags.__wrapped__)
+    monkeypatch.setattr(build.sys, "platform", "linux")
 
 
 @pytest.mark.parametrize(
@@ -144,10 +145,10 @@ def test_levels_follow_from_what_linux_lists(
     flags = " ".join(["fpu", "sse2", *sorted(more)])
     text = f"processor\t: 0\nmodel name\t: A Processor\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: fpu\n"
     told(monkeypatch, tmp_path, text)
-    monkeypatch.setattr(processor, "machine", lambda: "x86_64")
-    assert [level.name for level in processor.runnable()] == levels
-    assert [level.name for level in processor.runnable("float")] == [x for x in levels if x not in ("amx", "bf16")]
-    assert processor.name() == "A Processor"
+    monkeypatch.setattr(build, "machine", lambda: "x86_64")
+    assert [level.name for level in build.runnable()] == levels
+    assert [level.name for level in build.runnable("float")] == [x for x in levels if x not in ("amx", "bf16")]
+    assert build.processor_name() == "A Processor"
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
@@ -266,9 +267,9 @@ import sys
 sys.path.insert(0, {root!r})
 import hatch_build
 from pathlib import Path
-build, processor = hatch_build._module("build"), hatch_build._module("processor")
+build = hatch_build._module("build")
 build.BUILT = Path({built!r})
-print(build.build(build.BUILT, [(p, x) for p in ("float", "double") for x in processor.LEVELS["x86_64"][2:4]]))
+print(build.build(build.BUILT, [(p, x) for p in ("float", "double") for x in build.LEVELS["x86_64"][2:4]]))
 """
 
 
@@ -414,7 +415,7 @@ def test_what_others_may_write_in_the_cache_is_not_trusted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     compiler()
-    build.build(library.cache(), [("float", V4)], processor.identity())
+    build.build(library.cache(), [("float", V4)], build.machine_identity())
     assert taken() == "v4"
     (path,) = fresh.glob(place)
     path.chmod(mode)
@@ -436,7 +437,7 @@ def test_what_another_user_owns_is_not_trusted(
 ) -> None:
     """As where a stranger put a library, with its digest, while the cache was open to all."""
     compiler()
-    build.build(library.cache(), [("float", V4)], processor.identity())
+    build.build(library.cache(), [("float", V4)], build.machine_identity())
 
     def of_another(about: os.stat_result) -> os.stat_result:
         return os.stat_result((*about[:4], 1 + os.getuid(), *about[5:10]))
@@ -656,7 +657,7 @@ def checkout(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of what the build reads."""
     folder = fresh / "packages/posenc/src/posenc/backends/native"
     folder.mkdir(parents=True)
-    for path in (*build.sources(), build.SOURCES / "build.py", build.SOURCES / "processor.py"):
+    for path in (*build.sources(), build.SOURCES / "build.py"):
         (folder / path.name).write_bytes(path.read_bytes())
     monkeypatch.setattr(hatch_build, "NATIVE", folder)
     monkeypatch.delenv("POSENC_KERNEL", raising=False)
@@ -693,11 +694,23 @@ def test_a_wheel_to_give_away_has_every_level_and_says_where_it_runs(
     assert data["pure_python"] is False
     assert str(data["tag"]).startswith("py3-none-")
     assert data["tag"] != "py3-none-any"
-    every = processor.LEVELS.get(build.platform.machine(), (Level("baseline"),))
+    every = build.LEVELS.get(build.platform.machine(), (Level("baseline"),))
     of = {x: [level.name for level in every if x in (level.precisions or build.PRECISIONS)] for x in build.PRECISIONS}
     assert shipped(data) == sorted(f"{precision}-{name}" for precision, names in of.items() for name in names)
     assert isinstance(data["artifacts"], list)
     assert all((checkout / str(path)[1:]).is_file() for path in data["artifacts"])
+
+
+def of_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook's own copy of the builder sees the processor that the test has set."""
+    load = hatch_build._module
+
+    def loaded(name: str) -> object:
+        module = load(name)
+        module.machine, module.flags = build.machine, build.flags
+        return module
+
+    monkeypatch.setattr(hatch_build, "_module", loaded)
 
 
 @pytest.mark.parametrize("version", ["editable", "standard"])
@@ -705,8 +718,7 @@ def test_an_install_builds_what_this_processor_takes(
     version: str, compiler: Callable[..., Path], checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = compiler()
-    module = hatch_build._module
-    monkeypatch.setattr(hatch_build, "_module", lambda name: processor if name == "processor" else module(name))
+    of_this_processor(monkeypatch)
     data, _ = hooked(checkout, version)
     assert shipped(data) == ([] if version == "editable" else sorted(f"{x}-v4" for x in build.PRECISIONS))
     assert len(calls(log)) == len(build.PRECISIONS)

@@ -252,7 +252,7 @@ def test_a_bug_of_bfloat16_alone_is_refused(
 ) -> None:
     """As the best level of the processor at hand multiplies it; what a matrix unit does is of those that have one."""
     wrong, answer = HALVES[bug]
-    level = processor.runnable("bfloat16")[0]
+    level = build.runnable("bfloat16")[0]
     if "_tile" in wrong.this and level.name != "amx":
         pytest.skip(f"this processor has no matrix unit for bfloat16, its best level is {level.name}")
     found = failures(built(tmp_path, [wrong], "bfloat16", ("-O1", *level.flags)), "bfloat16")

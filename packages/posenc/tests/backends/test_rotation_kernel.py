@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from posenc import Positions, RoPE
-from posenc.rotation import fused, phases
+from posenc.rotation import phases
 from posenc.rotation.phases import PairLayout, PairRotation
 from tests.backends.counting import operations
 from tests.backends.grounds import ATTENDING, case, encoded, with_gradients
@@ -51,8 +51,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *tensors, **how: calls.append(how | {"grid": grid, "tensors": tensors})
 
-    monkeypatch.setattr(fused, "works_on", lambda device: True)
-    monkeypatch.setattr(fused, "_kernel", Kernel)
+    monkeypatch.setattr(phases, "works_on", lambda device: True)
+    monkeypatch.setattr(phases, "_kernel", Kernel)
     return calls
 
 
@@ -112,9 +112,9 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Exception | None]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch, "ones", lambda *shape, device: ones(*shape))
-    monkeypatch.setattr(fused, "rotate_into", end)
-    monkeypatch.setattr(fused, "_kernel", object)
-    monkeypatch.setattr(fused, "_WORKS", {})
+    monkeypatch.setattr(phases, "rotate_into", end)
+    monkeypatch.setattr(phases, "_kernel", object)
+    monkeypatch.setattr(phases, "_WORKS", {})
     return ends
 
 
@@ -122,17 +122,17 @@ def test_a_kernel_that_cannot_run_is_said_once(tried: list[Exception | None], mo
     """Triton needs a C compiler where it runs. Without Triton nothing is to be said: it is optional."""
     tried.append(RuntimeError("Failed to find C compiler"))
     with pytest.warns(UserWarning, match="rotations on cuda:0 take PyTorch's operations, .* Failed to find C compiler"):
-        assert not fused.works_on(GPU)
+        assert not phases.works_on(GPU)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not fused.works_on(GPU)
-        assert not fused.works_on(torch.device("cpu"))
-        monkeypatch.setattr(fused, "_WORKS", {})
-        monkeypatch.setattr(fused, "_kernel", lambda: None)
-        assert not fused.works_on(GPU)
-        monkeypatch.setattr(fused, "_kernel", object)
+        assert not phases.works_on(GPU)
+        assert not phases.works_on(torch.device("cpu"))
+        monkeypatch.setattr(phases, "_WORKS", {})
+        monkeypatch.setattr(phases, "_kernel", lambda: None)
+        assert not phases.works_on(GPU)
+        monkeypatch.setattr(phases, "_kernel", object)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        assert not fused.works_on(GPU)
+        assert not phases.works_on(GPU)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_kernel_that_cannot_run_is_said_once(tried: list[Exception | None], mo
 @pytest.fixture(params=ON)
 def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """Where the kernel runs: a GPU, or in the process that interprets it the CPU."""
-    monkeypatch.setattr(fused, "works_on", lambda device: device.type == request.param)
+    monkeypatch.setattr(phases, "works_on", lambda device: device.type == request.param)
     return torch.device(request.param)
 
 
@@ -218,7 +218,7 @@ def test_it_is_the_rotation_of_complex_numbers(case: Any, dtype: torch.dtype, on
         (found,) = torch.autograd.grad(out, leaf, gradient)
         check(found, gradient, turn, -1)
     before = projected.clone()
-    fused.rotate_into(view, view, turn.cos, turn.sin, layout == "interleaved", first)
+    phases.rotate_into(view, view, turn.cos, turn.sin, layout == "interleaved", first)
     check(view, before[:, :, 1].transpose(1, 2), turn, 1)
     assert torch.equal(projected[:, :, ::2], before[:, :, ::2])
 
@@ -231,7 +231,7 @@ def test_what_is_beside_x_in_memory_is_not_written(on: torch.device) -> None:
         inside = around[1:2, 2:39, 1:4, 3:27].transpose(1, 2)
         inside.copy_(x)
         turn = rotation(37, 24, layout, pairs, first=first, device=str(on))
-        fused.rotate_into(inside, inside, turn.cos, turn.sin, layout == "interleaved", first)
+        phases.rotate_into(inside, inside, turn.cos, turn.sin, layout == "interleaved", first)
         check(inside, x, turn, 1)
         inside.fill_(torch.nan)
         assert around.isnan().all()
@@ -287,7 +287,7 @@ def test_every_scheme_that_rotates_pairs_does_so_by_the_kernel(
     left = len(plain)
     assert not left or any(plain)
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "works_on", lambda device: False)
+        patch.setattr(phases, "works_on", lambda device: False)
         with_gradients(it, it.attend("reference", return_lse=True))
     assert len(by_kernel) == len(plain) - 2 * left
     assert bool(by_kernel) == (name not in WITHOUT_PAIRS | LEARNED)

@@ -10,6 +10,7 @@ from torch import Tensor
 import posenc
 from posenc import FIRE, ALiBi, Positions, Shaw
 from posenc.backends import attention as room
+from posenc.backends.blockwise import computed_share, counted_blocks
 from posenc.backends.call import Call
 from posenc.backends.skipping import counted_blocks
 from posenc.encoding.pieces import Bias, Clock, Distance

@@ -21,14 +21,14 @@ from torch import Tensor
 import posenc
 from posenc import T5, ALiBi, Positions, Shaw
 from posenc.backends.triton import backend as of_triton
-from posenc.backends.triton import launch, lists, tasks
+from posenc.backends.triton import operator, tasks
 from posenc.schemes.catalog import Shape
 from tests.backends.grounds import KINDS, PLACES, WAYS, Case, case, coarse, refuses, same, with_gradients
 from tests.rows import with_more
 
 FILE = Path(__file__)
 ROOT = FILE.parents[4]
-INTERPRETED = launch.is_interpreted()
+INTERPRETED = operator.is_interpreted()
 U = 2.0**-24  # what rounding to single precision is off by, relatively
 
 
@@ -302,7 +302,7 @@ def test_a_cuda_graph_captures_it() -> None:
         with torch.cuda.graph(graph):
             out = run()
         tasks._tasks.cache_clear()
-        lists._KEPT.clear()
+        tasks._KEPT.clear()
         for x in (q, k, v):
             x.normal_()
         graph.replay()

@@ -15,7 +15,7 @@ from posenc import KERPLE, T5, ALiBi, DistanceAware, Positions, Relative1D, RoPE
 from posenc.backends import choice
 from posenc.backends.call import Call
 from posenc.backends.request import Request
-from posenc.backends.triton import backend, launch
+from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import ANY, tasks_of
 from posenc.positions.tiles import Tiling, Visibility
 from tests.awkward import clocked, disentangled, featured, interpolated, softcap
@@ -82,10 +82,10 @@ def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def importing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr(launch.importlib, "import_module", importing)
-    assert launch.missing() == "Triton is not installed"
-    monkeypatch.setattr(launch.importlib, "import_module", lambda name: object())
-    assert launch.missing() == "it needs Triton 3.2 or later"
+    monkeypatch.setattr(operator.importlib, "import_module", importing)
+    assert operator.missing() == "Triton is not installed"
+    monkeypatch.setattr(operator.importlib, "import_module", lambda name: object())
+    assert operator.missing() == "it needs Triton 3.2 or later"
 
 
 AUTO: list[tuple[Scheme | None, str, str]] = [

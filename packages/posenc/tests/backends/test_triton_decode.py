@@ -48,8 +48,8 @@ TOKENS = 55
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs have 16 keys at once, and 55 keys are of three programs."""
-    monkeypatch.setattr(steps, "HOW", {kind: how._replace(bytes=2**9) for kind, how in steps.HOW.items()})
-    monkeypatch.setattr(steps, "LEAST", 24)
+    monkeypatch.setattr(operator, "HOW", {kind: how._replace(bytes=2**9) for kind, how in operator.HOW.items()})
+    monkeypatch.setattr(operator, "LEAST", 24)
 
 
 ENDS: dict[str, Callable[[int], tuple[Positions, Positions]]] = {
@@ -162,7 +162,7 @@ def test_a_cuda_graph_captures_it() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = run()
-    steps._tiles_of.cache_clear()
+    operator._tiles_of.cache_clear()
     for x in (q, k, v):
         x.normal_()
     graph.replay()
@@ -180,7 +180,7 @@ class Launches:
         self.given: list[tuple[str, tuple[int, ...], dict[str, Any]]] = []
         patch.setattr(backend, "is_interpreted", lambda: True)  # so that tensors of the CPU are taken
         patch.setattr(backend, "missing", lambda: None)
-        patch.setattr(launch, "kernel_of", lambda name: self.of(name))
+        patch.setattr(operator, "kernel_of", lambda name: self.of(name))
 
     def of(self, name: str) -> Any:
         launches = self
@@ -221,7 +221,7 @@ def test_rows_of_several_lengths_are_one_copy(launches: Launches) -> None:
     q, k, v = (torch.randn(3, h, n, 16) for h, n in ((6, 2), (2, 40), (2, 40)))
     decoded(q, k, v, ALiBi(6), query_positions=positions[-2:], key_positions=positions)
     ((_, _, given),) = launches.given
-    numbers, step = given["tiles"].tolist(), len(steps.TILE)
+    numbers, step = given["tiles"].tolist(), len(operator.TILE)
     found = []
     for row in range(3):
         for n in range(numbers[row], numbers[row + 1]):
@@ -346,7 +346,7 @@ def steep(kind: str, heads: int) -> Scheme:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("kind", ["a line", "a clock"])
 def test_keys_that_cannot_count_are_not_read(kind: str, on: torch.device) -> None:
-    """By the bound of `posenc.backends.skipping`, from the norms of all keys: NaN in the first of 100 keys and values
+    """By the bound of `posenc.backends.blockwise`, from the norms of all keys: NaN in the first of 100 keys and values
     is not met, while one of them with a large norm is computed."""
     tokens, scheme = 100, steep(kind, 2).to(on)
     q, k, v = step_of(tokens, 2, on, 2, 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, Positions, Shaw, compat
-from posenc.backends import eligible
+from posenc.backends import blockwise
 from posenc.backends.request import Request
 from posenc.backends.triton import backend, launch, lists, operator, skipping, tasks
 from posenc.encoding.pieces import Bias, Distance
@@ -47,8 +47,8 @@ def launched(
 
     patch.setattr(backend, "missing", lambda: None)
     patch.setattr(backend, "is_interpreted", lambda: True)  # so that it takes tensors of the CPU
-    patch.setattr(launch, "kernel_of", Recorder)
-    patch.setattr(launch, "out_of_resources", lambda: MemoryError)
+    patch.setattr(operator, "kernel_of", Recorder)
+    patch.setattr(operator, "out_of_resources", lambda: MemoryError)
     q, k = (torch.randn(1, heads, tokens, 16, dtype=dtype, requires_grad=True) for heads in (4, 2))
     out = posenc.attention(q, k, k, scheme, is_causal=True, backend="triton", **how)
     assert isinstance(out, Tensor)
@@ -74,9 +74,9 @@ def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(backend, "missing", lambda: None)
     monkeypatch.setattr(backend, "is_interpreted", lambda: True)
-    monkeypatch.setattr(launch, "_FITTING", {})
-    monkeypatch.setattr(launch, "out_of_resources", lambda: MemoryError)
-    monkeypatch.setattr(launch, "kernel_of", lambda name: Small())
+    monkeypatch.setattr(operator, "_FITTING", {})
+    monkeypatch.setattr(operator, "out_of_resources", lambda: MemoryError)
+    monkeypatch.setattr(operator, "kernel_of", lambda name: Small())
 
     def tries(scheme: posenc.Scheme, tokens: int, width: int, dtype: torch.dtype) -> list[int]:
         tried.clear()
@@ -93,7 +93,7 @@ def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
     assert tries(Shaw(16, 5, values=False), 70, 16, torch.float32) == [128, 128, 64, 32, 32]  # and another kernel
 
 
-@pytest.mark.parametrize("shape", [(launch.GRID + 1, 1), (1, launch.GRID + 1)])
+@pytest.mark.parametrize("shape", [(operator.GRID + 1, 1), (1, operator.GRID + 1)])
 def test_more_rows_or_heads_than_a_grid_has_are_refused(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,9 +120,9 @@ class Device:
         self.streams: list[int] = []  # that were told to the allocator
         self.relaxed: set[int] = set()  # threads
         for name in ("_KEPT", "_CAPTURED"):
-            patch.setattr(lists, name, {})
-        patch.setattr(lists, "_relax", lambda: self.relaxed.add(threading.get_ident()))
-        patch.setattr(lists, "_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
+            patch.setattr(tasks, name, {})
+        patch.setattr(tasks, "_relax", lambda: self.relaxed.add(threading.get_ident()))
+        patch.setattr(tasks, "_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
         patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
         patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=self.stream))
@@ -154,9 +154,9 @@ def test_tasks_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in (*first.tasks, *first.tiles):
         assert part.untyped_storage().data_ptr() == first.numbers.data_ptr()
         assert part.storage_offset() % 4 == 0
-    for tokens in range(1, lists.KEPT + 1):
+    for tokens in range(1, tasks.KEPT + 1):
         gpu.tasks(100 + tokens)
-    assert len(lists._KEPT) == lists.KEPT
+    assert len(tasks._KEPT) == tasks.KEPT
     assert gpu.tasks(70) is not first
 
 
@@ -167,11 +167,11 @@ def test_what_a_graph_reads_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(3):
         assert gpu.tasks(70) is first
     gpu.is_capturing = False
-    for tokens in range(1, lists.KEPT + 1):
+    for tokens in range(1, tasks.KEPT + 1):
         gpu.tasks(100 + tokens)
     gpu.is_capturing = True
     assert gpu.tasks(70) is first  # however many came since
-    assert len(lists._CAPTURED) == 1
+    assert len(tasks._CAPTURED) == 1
 
 
 # --- lines of distances -----------------------------------------------------------------------------------------------
@@ -217,8 +217,8 @@ def test_gaps_of_any_length_need_no_table_of_a_line(monkeypatch: pytest.MonkeyPa
     for scheme, gap, refusal in (
         (both, 10**6, None),
         (both + Shaw(16, 5), 10**6, None),
-        (both + posenc.KERPLE(2), 10**6, eligible.LONG),
-        (both, 2**29, eligible.LONG),
+        (both + posenc.KERPLE(2), 10**6, blockwise.LONG),
+        (both, 2**29, blockwise.LONG),
         (Shaw(16, 5), 2**40, None),
     ):
         assert backend.TRITON.refuses(asked(scheme, apart(gap))) == refusal
@@ -227,10 +227,10 @@ def test_gaps_of_any_length_need_no_table_of_a_line(monkeypatch: pytest.MonkeyPa
 def test_a_program_of_two_blocks_is_computed_with_what_either_needs() -> None:
     ends = torch.tensor([[[[0, 128], [256, 384], [256, 640], [512, 640]]]], dtype=torch.int32)
     expected = torch.tensor([[[[0, 384], [0, 640], [256, 640], [256, 640]]]], dtype=torch.int32)
-    assert torch.equal(skipping.of_neighbours(ends), expected)
+    assert torch.equal(tasks.of_neighbours(ends), expected)
     some = torch.ones(1, 4, 5, dtype=torch.bool)
-    assert skipping.share(some, ends) == pytest.approx(6 / 20)
-    assert skipping.share(some, expected) == pytest.approx(14 / 20)
+    assert tasks.share(some, ends) == pytest.approx(6 / 20)
+    assert tasks.share(some, expected) == pytest.approx(14 / 20)
 
 
 def test_every_head_has_its_bound_of_vectors_that_all_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 import posenc
 from posenc import KERPLE, Positions, Scheme, Shaw
 from posenc.backends import choice
-from posenc.backends.triton import backend, skipping
+from posenc.backends.triton import backend, tasks
 from posenc.backends.triton.tasks import SPAN
 from posenc.encoding.pieces import Bias, Clock, Distance
 from tests.awkward import Pieces
@@ -28,7 +28,7 @@ HEADS, TOKENS, SHARE = 2, 300, 2.0**-16
 @pytest.fixture(params=ON)
 def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """Where the kernels run, and leave out keys of shorter texts too."""
-    monkeypatch.setattr(skipping, "FEWEST_KEYS", 2 * SPAN)
+    monkeypatch.setattr(tasks, "FEWEST_KEYS", 2 * SPAN)
     return torch.device(request.param)
 
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import posenc
 from posenc import Chunk, Positions
 from posenc.distributed import Sharding, attention
-from posenc.encoding.features import projected_at_random
+from posenc.encoding.context import projected_at_random
 from posenc.positions.positions import PADDING
 from posenc.schemes.catalog import Shape
 from tests.backends.grounds import KINDS

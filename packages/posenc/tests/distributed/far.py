@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import posenc
 from posenc import KERPLE, ALiBi, FoX, Positions, RoPE
-from posenc.backends.custom import Rows
+from posenc.backends.blockwise import Rows
 from posenc.backends.native.library import missing
 from posenc.distributed import Sharding, attention
 from posenc.encoding.pieces import Bias, Distance

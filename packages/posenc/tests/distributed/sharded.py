@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 import posenc
 from posenc import KERPLE, T5, ALiBi, Context, FoX, PoPE, Positions, RoPE, Shaw, Sinusoidal
 from posenc.distributed import Sharding, parallelize, sharded
-from posenc.encoding.features import projected_at_random
+from posenc.encoding.context import projected_at_random
 from posenc.models import Decoder
 from posenc.schemes.catalog import CATALOG, Shape
 from tests.backends.grounds import KINDS

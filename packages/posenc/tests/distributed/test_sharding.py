@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.distributed.needs import Needs
+from posenc.distributed.sharding import Needs
 from posenc.positions.layout import Layout
 from posenc.positions.orders import ORDERS, indices
-from posenc.positions.tiles import Visibility
-from posenc.positions.visibility import visible
+from posenc.positions.tiles import Visibility, visible
 
 TEXTS = {
     "one text": Positions.arange(17, start=5),

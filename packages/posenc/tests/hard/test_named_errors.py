@@ -46,7 +46,7 @@ from posenc import (
     logits,
     merge,
 )
-from posenc.lowering.block import Block
+from posenc.lowering.distances import Block
 from posenc.models import Decoder, Encoder, ForwardPass, ImageClassifier, KVCache
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.mutants.scalings import GIVEN

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from posenc import PositionError, Positions
-from posenc.positions.tiles import Visibility, tiles
-from posenc.positions.visibility import check_reach, same_run, sees_all, visible
+from posenc.positions.tiles import Visibility, check_reach, same_run, sees_all, tiles, visible
 from tests.hard.strategies import Made, follow, law, made, read, repeated, rows_of_text, sees, widest
 from tests.test_positions import check_layout
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import ALiBi, PositionError, Positions, RoPE, Scheme, Sinusoidal
-from posenc.encoding.features import NOTHING, Features
+from posenc.encoding.context import NOTHING, Features
 from posenc.models import Decoder, KVCache
 from tests.cases import DIM, HEAD_DIM, HEADS, KV_HEADS
 from tests.models import zoo

@@ -19,7 +19,7 @@ from torch import Tensor
 from posenc import Positions, Scheme
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Row
-from posenc.lowering.block import Block
+from posenc.lowering.distances import Block
 from posenc.lowering.forms import ScoreFunction, dense
 from posenc.positions.tiles import Visibility
 from posenc.schemes.catalog import entries_of

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc import AbsoluteInAttention
 from posenc.encoding.pieces import Row
-from posenc.lowering.block import Block
+from posenc.lowering.distances import Block
 from posenc.lowering.forms import ScoreFunction
 from posenc.schemes.catalog import entries_of
 from tests.mutants import Mutant, by_pair, oracles

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from posenc.backends import call, choice, chunked, request, sdpa
-from posenc.backends.backend import Backend
+from posenc.backends.call import Backend
 from posenc.backends.native import operator
 from posenc.positions import layout, tiles
 from tests.backends import test_parity, test_turns

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import CARoPE, Positions
-from posenc.encoding.features import Feature
+from posenc.encoding.context import Feature
 from posenc.schemes import carope
 from tests.hard.wrong import NO_WORDS, Row, each, sizes
 from tests.mutants import Mutant, oracles

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import CoPE, Positions
-from posenc.encoding.clocks import following
+from posenc.encoding.context import following
 from posenc.schemes import cope
 from tests.hard.wrong import flags, sizes
 from tests.mutants import Mutant, oracles

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from posenc import FIRE
-from posenc.backends.native import bounds
+from posenc.backends.native import operator
 from tests.backends import test_native, test_skipping
 from tests.hard.wrong import Row, numbers, sizes
 from tests.mutants import Mutant, elsewhere, index, oracles
@@ -21,9 +21,9 @@ MUTANTS = (
     mutant("takes distances between indices", elsewhere(FIRE, index, index), "score"),
     Mutant(
         "the kernel takes a bias for all that fades, beside a broken line",
-        bounds,
+        operator,
         "UNBOUNDED",
-        tuple(name for name in bounds.UNBOUNDED if name != "away"),
+        tuple(name for name in operator.UNBOUNDED if name != "away"),
         test_skipping.test_what_lifts_far_keys_is_not_left_out,
     ),
     Line(

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import FoX, Positions
-from posenc.encoding import features as room
-from posenc.encoding.clocks import readings
+from posenc.encoding import context as room
+from posenc.encoding.context import readings
 from posenc.schemes import fox
 from tests.hard.wrong import sizes
 from tests.mutants import Mutant, oracles

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Learned, Positions
-from posenc.positions.visibility import table_index
+from posenc.positions.tiles import table_index
 from tests.hard.wrong import sizes
 from tests.mutants import Lawless, Mutant, moved, oracles
 from tests.schemes import test_life_cycle

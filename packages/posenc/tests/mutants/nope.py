@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc import NoPE, Positions
-from posenc.lowering.block import Block
+from posenc.lowering.distances import Block
 from posenc.lowering.forms import ScoreFunction
 from posenc.schemes.catalog import entries_of
 from tests.cases import DIM

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, SelectiveRoPE
-from posenc.encoding import features as room
+from posenc.encoding import context as room
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
 from tests.mutants import Mutant, oracles
 

@@ -2,7 +2,7 @@
 
 from posenc import StickBreaking
 from posenc.backends import attention
-from posenc.encoding.clocks import following
+from posenc.encoding.context import following
 from posenc.schemes import stick_breaking
 from tests.hard.wrong import flags
 from tests.mutants import Mutant, oracles

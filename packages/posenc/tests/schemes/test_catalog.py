@@ -15,7 +15,7 @@ import torch
 import posenc
 from docs import tables
 from posenc import Positions
-from posenc.encoding.features import projected_at_random
+from posenc.encoding.context import projected_at_random
 from posenc.schemes.catalog import CATALOG, entries_in
 from posenc.schemes.entry import FORMULA, GIVEN, Entry, Law, Shape
 from tests.rows import in_one_test

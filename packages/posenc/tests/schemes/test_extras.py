@@ -15,7 +15,7 @@ from posenc import (
     Sinusoidal,
     TransformerXL,
 )
-from posenc.lowering.block import Block
+from posenc.lowering.distances import Block
 from tests.oracles import t5, transformer_xl
 
 

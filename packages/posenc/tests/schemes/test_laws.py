@@ -9,7 +9,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, PositionError, Positions
-from posenc.encoding.features import projected_at_random
+from posenc.encoding.context import projected_at_random
 from posenc.scheme import with_random_parameters
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from tests.rows import named

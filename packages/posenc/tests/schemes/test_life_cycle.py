@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import Encoding, Positions, Scheme
-from posenc.encoding.features import projected_at_random
+from posenc.encoding.context import projected_at_random
 from posenc.schemes.catalog import CATALOG, Shape, entries_of, scheme_from_names
 from tests.rows import in_one_test
 

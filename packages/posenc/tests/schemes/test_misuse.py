@@ -79,7 +79,7 @@ def test_xpos_stands_beside_what_reads_scores_alone(entry: Any) -> None:
     scheme = XPos(HEAD_DIM, scale_base=4.0) + wide(entry.build(shape))
     q, k, v = (drawn(seed=seed) for seed in range(3))
     x = torch.randn(2, TOKENS, HEADS * HEAD_DIM, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    given = posenc.encoding.features.projected_at_random(scheme.features, x)
+    given = posenc.encoding.context.projected_at_random(scheme.features, x)
 
     def out(last: int) -> Tensor:
         asking = slice(TOKENS - last, TOKENS)

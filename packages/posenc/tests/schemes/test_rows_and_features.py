@@ -23,8 +23,7 @@ from posenc import (
     explain,
     logits,
 )
-from posenc.encoding.clocks import last_readings, readings
-from posenc.encoding.features import Feature
+from posenc.encoding.context import Feature, last_readings, readings
 from posenc.models import ForwardPass
 from tests.rounding import of_sums
 

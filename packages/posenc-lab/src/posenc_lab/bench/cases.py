@@ -11,8 +11,8 @@ from torch import Tensor
 
 import posenc
 from posenc.backends.choice import BACKENDS, Explanation
+from posenc.encoding.context import Projected, projected_at_random
 from posenc.encoding.encoding import Encoding
-from posenc.encoding.features import Projected, projected_at_random
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names

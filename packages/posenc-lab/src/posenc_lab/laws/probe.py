@@ -11,9 +11,9 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown, whole
 from posenc.backends.attention import attention, logits
+from posenc.encoding.context import projected_at_random
 from posenc.encoding.encoding import Encoding
-from posenc.encoding.features import projected_at_random
-from posenc.lowering.block import Block
+from posenc.lowering.distances import Block
 from posenc.lowering.forms import bucket
 from posenc.positions.positions import PositionError, Positions
 from posenc.scheme import Scheme, with_random_parameters

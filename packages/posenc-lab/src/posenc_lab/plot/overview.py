@@ -18,7 +18,7 @@ from torch import Tensor
 
 import posenc
 from posenc.arguments import check_name, check_type, whole
-from posenc.encoding.features import projected_at_random
+from posenc.encoding.context import projected_at_random
 from posenc.encoding.pieces import Piece, gives_weights
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme

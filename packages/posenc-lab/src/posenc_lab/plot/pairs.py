@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from posenc.arguments import check_flag, whole
-from posenc.encoding.features import projected_at_random
+from posenc.encoding.context import projected_at_random
 from posenc.encoding.pieces import Bias, Fading, Meeting
-from posenc.lowering.block import Block
+from posenc.lowering.distances import Block
 from posenc.lowering.forms import dense
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility

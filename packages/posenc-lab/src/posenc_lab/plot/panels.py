@@ -23,8 +23,7 @@ from torch import Tensor
 
 from posenc.arguments import check_type, shown, whole
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Visibility
-from posenc.positions.visibility import visible
+from posenc.positions.tiles import Visibility, visible
 from posenc.scheme import Scheme, with_random_parameters
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from posenc.arguments import check_type, whole
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import OfHeads
+from posenc.rotation.phases import OfHeads
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
 from posenc_lab.kit import style

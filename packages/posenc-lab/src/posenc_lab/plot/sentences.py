@@ -11,9 +11,9 @@ from torch import Tensor
 
 import posenc
 from posenc.arguments import shown, whole
-from posenc.encoding.features import projected_at_random
+from posenc.encoding.context import projected_at_random
 from posenc.encoding.pieces import gives_weights
-from posenc.lowering.block import Block
+from posenc.lowering.distances import Block
 from posenc.lowering.forms import bucket
 from posenc.positions.positions import Positions
 from posenc.schemes.entry import Shape

@@ -16,9 +16,9 @@ from torch import Tensor
 from posenc import compat
 from posenc.arguments import instead_of
 from posenc.backends import bands
+from posenc.backends.bands import sink_of
 from posenc.backends.call import Call, sliced
 from posenc.backends.choice import Explanation
-from posenc.backends.merging import sink_of
 from posenc.backends.plan import planned
 from posenc.backends.reference import dense_logits
 from posenc.backends.request import Align, Request

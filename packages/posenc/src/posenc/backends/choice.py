@@ -10,17 +10,14 @@ from typing import NamedTuple
 import torch
 
 from posenc.arguments import check_choice
-from posenc.backends.backend import Backend
-from posenc.backends.call import Call
+from posenc.backends.blockwise import computed_share, distances_of
+from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
-from posenc.backends.eligible import distances_of
 from posenc.backends.flex import FLEX
-from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out
-from posenc.backends.native.crossover import why_ahead
+from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out, why_ahead
 from posenc.backends.native.library import warn_if_not_built
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
-from posenc.backends.skipping import computed_share
 from posenc.backends.triton.backend import TRITON, counted_share
 from posenc.encoding.pieces import Bias, Function, Meeting
 from posenc.positions.tiles import tiles

@@ -8,9 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.backends.backend import Backend
-from posenc.backends.call import Call
-from posenc.backends.unseen import cleared, in_sight
+from posenc.backends.call import Backend, Call, cleared, in_sight
 from posenc.lowering.forms import bucket, dense
 
 

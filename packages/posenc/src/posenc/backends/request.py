@@ -13,18 +13,14 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_choice, check_flag, check_type, is_number, missing_axis, one_or, shown, turned_axes
-from posenc.backends.call import Call, RotatedBand, Turn
-from posenc.backends.unseen import cleared
+from posenc.backends.call import Call, RotatedBand, Turn, cleared
 from posenc.encoding.encoding import Context, Encoding
-from posenc.encoding.horizon import skipped_by_default
-from posenc.encoding.pieces import gives_weights
+from posenc.encoding.pieces import gives_weights, skipped_by_default
 from posenc.encoding.staleness import live
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, tiles
+from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, sees_later, tiles
 from posenc.positions.validation import is_readable
-from posenc.positions.visibility import sees_later
-from posenc.rotation.maps import OfHeads
-from posenc.rotation.phases import PairRotation
+from posenc.rotation.phases import OfHeads, PairRotation
 from posenc.schedule import BOUND_BY_LAYER, Schedule
 from posenc.scheme import Scheme, bare_parts, is_scheme, to_pass
 

@@ -10,14 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import compat
-from posenc.backends.backend import Backend, Unless, never
-from posenc.backends.call import Call
-from posenc.backends.custom import derived_once
-from posenc.backends.unseen import cleared, if_any, in_sight
+from posenc.backends.blockwise import derived_once
+from posenc.backends.call import Backend, Call, Unless, cleared, if_any, in_sight, never
 from posenc.encoding.pieces import Bias, Clock, Fading, Fold, Function, Meeting, Piece, Row, Term, Value
-from posenc.lowering.folding import fold
-from posenc.lowering.forms import added
-from posenc.positions.visibility import same_run, sees_all
+from posenc.lowering.forms import added, fold
+from posenc.positions.tiles import same_run, sees_all
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = {
     Bias: (),

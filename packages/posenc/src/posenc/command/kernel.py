@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from posenc.command.options import failed
 
 if TYPE_CHECKING:
-    from posenc.backends.native.processor import Level
+    from posenc.backends.native.build import Level
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -30,12 +30,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the libraries. Returns 1 if a precision has none, one is wrong, or none could be built; else 0."""
-    from posenc.backends.native import build, library, processor
+    from posenc.backends.native import build, library
 
     precisions = tuple(library.REALS.values())
-    of_all, of_this = ([level.name for level in found] for found in (processor.levels(), processor.runnable()))
-    print(f"processor  {processor.name()}")
-    print(f"levels     {', '.join(of_this)} (of {', '.join(of_all)} for {processor.machine()})")
+    of_all, of_this = ([level.name for level in found] for found in (build.levels(), build.runnable()))
+    print(f"processor  {build.processor_name()}")
+    print(f"levels     {', '.join(of_this)} (of {', '.join(of_all)} for {build.machine()})")
     if arguments.build:
         try:
             reasons = _build(precisions)
@@ -99,13 +99,13 @@ def _test(precision: str) -> None:
 
 def _build(precisions: tuple[str, ...]) -> list[str]:
     """Builds the best correct library of each precision. Returns the reasons where there is none."""
-    from posenc.backends.native import build, library, processor
+    from posenc.backends.native import build, library
 
     folder = library.cache()
     if library.executes_nothing(folder):
         raise build.UnavailableError(f"{folder} is mounted noexec: XDG_CACHE_HOME may name another cache")
-    levels = {precision: [processor.NATIVE, *processor.runnable(precision)] for precision in precisions}
-    outcomes = build.build_best(folder, levels, processor.identity(), library.DAYS, _fault)
+    levels = {precision: [build.NATIVE, *build.runnable(precision)] for precision in precisions}
+    outcomes = build.build_best(folder, levels, build.machine_identity(), library.DAYS, _fault)
     built = {one.precision for one in outcomes if one.reason is None}
     for one in outcomes:
         if one.reason is not None:

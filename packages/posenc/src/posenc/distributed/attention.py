@@ -2,35 +2,247 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, shown
+from posenc.backends.bands import merge, sink_of
 from posenc.backends.request import NO_DEFAULTS
 from posenc.compat import uncompiled
-from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
-from posenc.distributed.counts import Sizes, Work, count
-from posenc.distributed.methods import METHODS, Method, groups, refusals
-from posenc.distributed.needs import Needs, mask_of
-from posenc.distributed.sharding import Sharding, check_local
-from posenc.encoding.clocks import readings
-from posenc.encoding.encoding import Context
-from posenc.encoding.features import NOTHING, Projected
+from posenc.distributed.collectives import transposed
+from posenc.distributed.counts import METHODS, Method, Sizes, Work, count, groups, refusals
+from posenc.distributed.ring import Part, Ring, attend_in_ring, parts
+from posenc.distributed.sharding import Needs, Sharding, Shards, check_local, mask_of
+from posenc.encoding.context import NOTHING, Projected, readings
+from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.pieces import skipped_by_default
 from posenc.models.cache import KVCache
-from posenc.models.forward_pass import EXCHANGES, ForwardPass
-from posenc.models.layer_call import LayerCall
+from posenc.models.forward_pass import EXCHANGES, ForwardPass, LayerCall
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Window
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
+
+
+def leaves_of(scheme: nn.Module, encoding: Encoding) -> list[Tensor]:
+    """The parameters of a scheme, and what else its terms were computed from, such as the weights of another network
+    that gave it a table: found in attributes of the scheme, and in the fields and closures of its terms.
+
+    Leaves alone, since a gradient of a tensor *and* of what it was made from would be counted twice.
+    """
+    found: list[Tensor] = list(scheme.parameters())
+    if not torch.is_grad_enabled():
+        return found
+    known = {id(x) for x in found}
+    held = [value for module in scheme.modules() for name, value in vars(module).items() if name[0] != "_"]
+    for tensor in _tensors((*held, *encoding.rotations, *encoding.pieces, *encoding.values), set()):
+        for leaf in _reached(tensor):
+            if id(leaf) not in known:
+                known.add(id(leaf))
+                found.append(leaf)
+    return found
+
+
+def _tensors(x: Any, seen: set[int]) -> Iterator[Tensor]:
+    """The tensors in x, and in what functions hold."""
+    if id(x) in seen:
+        return
+    seen.add(id(x))
+    parts: Any = ()
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, Mapping):
+        parts = x.values()
+    elif isinstance(x, (tuple, list)):
+        parts = x
+    elif isinstance(x, partial):
+        parts = (x.func, *x.args, *x.keywords.values())
+    elif isinstance(x, FunctionType):
+        parts = [cell.cell_contents for cell in x.__closure__ or () if cell.cell_contents is not x]
+    elif is_dataclass(x) and not isinstance(x, type):
+        parts = [getattr(x, field.name) for field in fields(x)]
+    for part in parts:
+        yield from _tensors(part, seen)
+
+
+def _reached(x: Tensor) -> Iterator[Tensor]:
+    """The leaves with a gradient that x was computed from."""
+    if x.is_leaf:
+        if x.requires_grad:
+            yield x
+        return
+    waiting, seen = [x.grad_fn], {x.grad_fn}
+    while waiting:
+        node: Any = waiting.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+
+
+# -- a ring -----------------------------------------------------------------------------------------------------------
+
+
+def attend_in_blocks(
+    sharding: Shards,
+    step: ForwardPass,
+    call: LayerCall,
+    mine: tuple[slice, slice] | None = None,
+    *,
+    ready: AbstractContextManager[Any],
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of this process's queries to the keys of all. ``mine`` are the scheme's heads of queries and of keys in
+    the call; None: all. In ``ready`` blocks are checked."""
+    layer, (visibility, _) = call.layer, mask_of(call.is_causal, call.window)
+    scheme, _ = step.of_layer(layer)
+    positions = sharding.positions
+    pairs = step.pairs(layer, positions, positions, mine)
+    around = parts(call, pairs, visibility, sharding)
+    mask = call.attn_mask
+    # Everything besides query, key and value that may have a gradient is handed to the blocks.
+    float_mask = [mask] if mask is not None and mask.is_floating_point() else []
+    tensors = [*call.features.values(), *call.key_features.values(), *float_mask]
+    skip_below = skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below
+    of_block = replace(call, sinks=None, return_lse=True)
+
+    def block(part: Part, source: int, q: Tensor, k: Tensor, v: Tensor, given: Sequence[Tensor]) -> LayerCall:
+        keys, rest = part.needs.keys(sharding.rank, source), iter(given)
+        assert keys is not None
+        here = sharding.indices[source][keys]
+        features = {name: _of_heads(next(rest), part.queries) for name in call.features}
+        key_features = {name: _of_heads(next(rest), part.queries).index_select(2, here) for name in call.key_features}
+        attn_mask = next(rest) if float_mask else mask
+        if attn_mask is not None and attn_mask.size(-1) > 1:
+            attn_mask = attn_mask.index_select(-1, here)
+        found = replace(of_block, query=q, key=k, value=v, attn_mask=attn_mask)
+        if part.visibility != visibility:
+            seen = part.visibility
+            found = replace(found, window=(seen.left, seen.right), skip_below=skip_below / 2)
+        return replace(found, features=features, key_features=key_features)
+
+    def run(part: Part, source: int, *given: Any) -> tuple[Tensor, Tensor]:
+        found = block(part, source, *given).attend(encodings[part, source])
+        assert isinstance(found, tuple)
+        return found
+
+    encodings = {}
+    with ready:
+        # Bound here, not in a block, which is computed without gradients at first.
+        for part in around:
+            heads = mine
+            if len(around) > 1:
+                of_queries, of_keys = (0, 0) if mine is None else (some.start for some in mine)
+                heads = _moved(part.queries, of_queries), _moved(part.keys, of_keys)
+            for source in range(sharding.world):
+                keys = part.needs.keys(sharding.rank, source)
+                if keys is None:
+                    continue
+                encodings[part, source] = step.pairs(layer, sharding.keys_of(source, keys), positions, heads)
+                if not isinstance(ready, nullcontext):
+                    k, v = (_like(x, keys.stop - keys.start)[:, part.keys] for x in (call.key, call.value))
+                    block(part, source, call.query[:, part.queries], k, v, tensors).check(encodings[part, source])
+
+    is_one_call = not pairs.rotations and not pairs.values  # near and distant pairs would be merged, or values added
+    ring = Ring(around, run, sharding.rank, sharding.world, sharding.group, is_one_call)
+    out, lse = attend_in_ring(ring, call.query, call.key, call.value, tensors, leaves_of(scheme, pairs))
+    if call.sinks is not None:
+        out, lse = merge([(out, lse), (torch.zeros_like(out), sink_of(call.sinks, lse))])
+    return (out, lse) if call.return_lse else out
+
+
+def _like(x: Tensor, tokens: int) -> Tensor:
+    """A tensor of that many tokens, without memory."""
+    return x.new_zeros(()).expand(x.size(0), x.size(1), tokens, x.size(3))
+
+
+def _moved(heads: slice, by: int) -> slice:
+    return slice(heads.start + by, heads.stop + by)
+
+
+def _of_heads(x: Tensor, heads: slice) -> Tensor:
+    """Some of the heads, unless it is the same for all."""
+    return x if x.size(1) == 1 else x[:, heads]
+
+
+# -- Ulysses (Jacobs et al. 2023): tokens are exchanged for heads -----------------------------------------------------
+
+
+Result: TypeAlias = Tensor | tuple[Tensor, Tensor]
+
+
+class Heads:
+    """Which heads each process of a sharding has: whole groups of query heads that share a head of keys. They may be
+    uneven, and there are at least as many heads of keys as processes."""
+
+    def __init__(self, sharding: Shards, num_heads: int, kv_heads: int) -> None:
+        self.sharding = sharding
+        self.of_keys = [len(part) for part in torch.arange(kv_heads).tensor_split(sharding.world)]
+        self.of_queries = [count * (num_heads // kv_heads) for count in self.of_keys]
+        self.back = torch.cat(sharding.indices).argsort()
+
+    def mine(self, sizes: list[int]) -> slice:
+        """This process's heads."""
+        start = sum(sizes[: self.sharding.rank])
+        return slice(start, start + sizes[self.sharding.rank])
+
+    def taken(self, x: Tensor, sizes: list[int]) -> Tensor:
+        """(batch, heads, this process's tokens, ...) -> (batch, this process's heads, all tokens, ...)."""
+        if x.size(1) == 1 and sum(sizes) > 1:  # the same for all heads
+            return self.sharding.gather(x, 2)
+        moved = transposed(x, 1, sizes, 2, self.sharding.counts, self.sharding.group)
+        return moved.index_select(2, self.back.to(x.device))
+
+    def returned(self, x: Tensor, sizes: list[int]) -> Tensor:
+        """The inverse of `taken`."""
+        x = x.index_select(2, torch.cat(self.sharding.indices).to(x.device))
+        return transposed(x, 2, self.sharding.counts, 1, sizes, self.sharding.group)
+
+    def cut(self, x: Tensor, sizes: list[int]) -> Tensor:
+        """This process's heads of a tensor of all tokens."""
+        return x if x.size(1) == 1 and sum(sizes) > 1 else x[:, self.mine(sizes)]
+
+
+def attend_in_heads(
+    sharding: Shards, call: LayerCall, inner: Callable[[LayerCall, tuple[slice, slice]], Result]
+) -> Result:
+    """Attention of this process's queries, from ``inner``: attention of all tokens of the sharding in some
+    of the heads, given those of queries and of keys."""
+    query, mask, sinks = call.query, call.attn_mask, call.sinks
+    heads = Heads(sharding, query.size(1), call.key.size(1))
+    of_queries, of_keys = heads.of_queries, heads.of_keys
+    if mask is not None:
+        mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)  # checked before
+        # A row for each query: whether there is one row for all could not be told from a process with one query.
+        mask = heads.taken(mask.expand(-1, -1, query.size(2), -1), of_queries)
+    if sinks is not None:
+        sinks = heads.taken(sinks, of_queries) if sinks.dim() == 3 else sinks[heads.mine(of_queries)]
+    taken = replace(
+        call,
+        query=heads.taken(query, of_queries),
+        key=heads.taken(call.key, of_keys),
+        value=heads.taken(call.value, of_keys),
+        features={name: heads.taken(x, of_queries) for name, x in call.features.items()},
+        key_features={name: heads.cut(x, of_queries) for name, x in call.key_features.items()},
+        attn_mask=mask,
+        sinks=sinks,
+    )
+    found = inner(taken, (heads.mine(of_queries), heads.mine(of_keys)))
+    if isinstance(found, Tensor):
+        return heads.returned(found, of_queries)
+    out, lse = found
+    return heads.returned(out, of_queries), heads.returned(lse, of_queries)
+
 
 BOUND = (
     "encoding must be bound to positions inside posenc.distributed.sharded, since this process's tokens do not begin "
@@ -264,10 +476,10 @@ class _Exchange:
             def of_all(call: LayerCall, mine: tuple[slice, slice]) -> Tensor | tuple[Tensor, Tensor]:
                 return call.attend(step.pairs(layer, self.sharding.whole, self.sharding.whole, mine))
 
-            return heads.attend(self.sharding, call, of_all)
+            return attend_in_heads(self.sharding, call, of_all)
         if within is None or across is None:
-            return blocks.attend(self.sharding, step, call, ready=ready())
-        return heads.attend(within, call, partial(blocks.attend, across, step, ready=ready()))
+            return attend_in_blocks(self.sharding, step, call, ready=ready())
+        return attend_in_heads(within, call, partial(attend_in_blocks, across, step, ready=ready()))
 
     def _after_others(
         self, step: ForwardPass, call: LayerCall, cache: ShardedCache, key: Tensor, value: Tensor

@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from posenc.backends.merging import merge, sink_of
+from posenc.backends.bands import merge, sink_of
 from posenc.distributed.collectives import gathered, of_each
 from posenc.distributed.sharding import group_of
-from posenc.encoding.clocks import last_readings, readings
+from posenc.encoding.context import last_readings, readings
 from posenc.encoding.pieces import gives_weights
 from posenc.models.cache import KVCache, grown
-from posenc.models.forward_pass import ForwardPass
-from posenc.models.layer_call import LayerCall
+from posenc.models.forward_pass import ForwardPass, LayerCall
 from posenc.positions.positions import Positions
 
 

@@ -1,21 +1,50 @@
-"""What each method of attention computes, sends and holds, counted.
+"""What each method of attention computes, sends and holds, counted; and which of them cannot run a call.
 
 The counts are those of the code of this room, and tests compare them with the bytes that real processes send.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from posenc.arguments import check_choice
-from posenc.distributed.methods import METHODS
-from posenc.distributed.needs import Needs, mask_of
+from posenc.distributed.sharding import Needs, Sharding, mask_of
+from posenc.encoding.encoding import Encoding
+from posenc.encoding.pieces import gives_weights
 from posenc.positions.orders import Order, indices
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Window
+
+Method = Literal["ring", "gather", "ulysses"]
+METHODS: tuple[str, ...] = get_args(Method)
+
+
+def refusals(encoding: Encoding, sharding: Sharding, kv_heads: int, dropout_p: float = 0.0) -> dict[str, str]:
+    """The methods that cannot run a call, and why."""
+    found = {}
+    if any(piece.reads_rows for piece in encoding.pieces) or gives_weights(encoding.pieces):
+        found["ring"] = "a score term needs whole rows of scores"
+    elif dropout_p:
+        found["ring"] = "with dropout, blocks that are computed twice would be dropped differently"
+    of_heads = {"ulysses": sharding.world, "ring": 1 if sharding.within is None else sharding.within.world}
+    for method, world in of_heads.items():
+        if kv_heads < world:
+            least = f"at least one head of keys for each of {world} processes"
+            found[method] = f"an exchange of heads needs {least}, got {kv_heads}"
+    return found
+
+
+def groups(sharding: Sharding, refused: Mapping[str, str] | None = None) -> dict[str, Sequence[Tensor]]:
+    """For each method that is not refused, the tokens of each group of processes that exchange heads, or of each
+    process."""
+    ring = sharding if sharding.across is None else sharding.across
+    every = {"gather": sharding.indices, "ring": ring.indices, "ulysses": [torch.arange(len(sharding.whole))]}
+    return {name: held for name, held in every.items() if name not in (refused or {})}
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,285 @@
-"""`Context`: what a scheme may need besides positions."""
+"""`Context`: what a scheme may need besides positions; features that layers project, and their sums along the text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TypeAlias
 
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
-from posenc.arguments import check_type, shown
-from posenc.encoding.features import Feature
+from posenc.arguments import check_type, shown, whole
+from posenc.positions.positions import PADDING, Positions
+from posenc.rotation.phases import in_double
+
+
+def readings(
+    steps: Float[Tensor, "batch heads keys *width"], positions: Positions, at: Positions | None = None
+) -> Float[Tensor, "batch heads tokens *width"]:
+    """The cumulative sum at every token: the sum of ``steps`` over its document up to its own order, inclusive. ``at``:
+    evaluates it at these tokens of the same documents; None: at those of ``steps``. It is 0 for padding.
+
+    Returns float64 where the device supports it, so that differences are computed before rounding.
+    """
+    if steps.dim() == 4:
+        return _of_numbers(lambda x: readings(x, positions, at), steps)
+    device, x = steps.device, in_double(steps)
+    dtype = x.dtype if x.device == device else torch.float32
+    if at is None and positions.layout.run is not None:  # a contiguous text
+        return x.cumsum(-1).to(dtype=dtype, device=device)
+    at = (positions if at is None else at).expand(x.size(0))
+    total, place = _along_documents(x, positions)
+    key, first = (k.to(place.device) for k in _places(at, positions))
+    last = torch.searchsorted(place, key, right=True) - 1
+    of = last.clamp(min=0)
+    shows = (last >= 0) & (place.gather(-1, of) >= first) & (at.document != PADDING).to(place.device)
+    found = total.gather(-1, of[:, None].expand(-1, x.size(1), -1))
+    return torch.where(shows[:, None], found, torch.zeros_like(found)).to(dtype=dtype, device=device)
+
+
+def last_readings(
+    clock: Float[Tensor, "batch heads held *width"], held: Positions, at: Positions
+) -> Float[Tensor, "batch heads tokens *width"]:
+    """The cumulative sum ``clock`` of the cached tokens ``held`` at the last one of the same document before each token
+    of ``at``; 0 if there is none."""
+    if clock.dim() == 4:
+        return _of_numbers(lambda x: last_readings(x, held, at), clock)
+    before, after = held.layout.run, at.layout.run
+    if before and after and before.document == after.document and after.order >= before.order + len(held):
+        return clock[:, :, -1:].expand(-1, -1, len(at))
+    rows = max(held.rows, at.rows)
+    held, at = held.expand(rows), at.expand(rows)
+    place, index = _places(held, held)[0].sort(dim=-1, stable=True)
+    key, first = _places(at, held)
+    last = torch.searchsorted(place, key, right=True) - 1
+    is_there = last >= torch.searchsorted(place, first, right=False)
+    of = index.gather(-1, last.clamp(min=0))[:, None].expand(clock.size(0), clock.size(1), -1)
+    found = (is_there & (at.document != PADDING))[:, None]
+    return torch.where(found, clock.gather(-1, of), torch.zeros_like(clock[:, :, :1]))
+
+
+def following(
+    x: Float[Tensor, "batch heads queries keys"], keys: Positions, *, itself: bool
+) -> Float[Tensor, "batch heads queries keys"]:
+    """For each key, the sum of x over keys of a higher order and, with ``itself``, of its own order."""
+    if keys.layout.run is not None:
+        sums = x.flip(-1).cumsum(-1).flip(-1)
+        return sums if itself else torch.nn.functional.pad(sums[..., 1:], (0, 1))
+    order = keys.order.expand(x.size(0), -1)
+    place, index = order.sort(dim=-1, stable=True)
+    sorted_x = x.gather(-1, index[:, None, None].expand_as(x))
+    sums = torch.nn.functional.pad(sorted_x.flip(-1).cumsum(-1).flip(-1), (0, 1))
+    start = torch.searchsorted(place, order.contiguous(), right=not itself)
+    return sums.gather(-1, start[:, None, None].expand_as(x))
+
+
+def _of_numbers(sums: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of numbers (batch, heads, tokens), for vectors (batch, heads, tokens, width): number by number."""
+    return sums(x.movedim(3, 2).flatten(1, 2)).unflatten(1, (x.size(1), x.size(3))).movedim(2, 3)
+
+
+def _places(positions: Positions, among: Positions) -> tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]:
+    """A sort key for each token, by document and then order, and the lowest one of its document. Orders are clamped to
+    one beyond those of ``among``."""
+    low, high = among.order.amin(), among.order.amax()
+    span = high - low + 3
+    order = positions.order.clamp(low - 1, high + 1) - low + 1
+    first = positions.document * span
+    return (first + order).contiguous(), first.contiguous()
+
+
+def _along_documents(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+    """The cumulative sums of x by document and order, which restart in each document, and their sort keys. Documents
+    do not affect one another, not even by rounding."""
+    keys = positions.expand(x.size(0))
+    place, index = _places(keys, keys)[0].to(x.device).sort(dim=-1, stable=True)
+    document = keys.document.to(x.device).gather(-1, index)[:, None]
+    total = x.gather(-1, index[:, None].expand_as(x))
+    step = 1
+    while step < x.size(-1):  # sums of 1, 2, 4, ... tokens
+        same = document[..., step:] == document[..., :-step]
+        before = torch.where(same, total[..., :-step], torch.zeros_like(total[..., :-step]))
+        total = torch.cat((total[..., :step], total[..., step:] + before), -1)
+        step *= 2
+    return total, place
+
+
+Features: TypeAlias = Mapping[str, Tensor]
+"""Named per-token tensors (batch, heads, tokens[, width])."""
+
+Projected: TypeAlias = Mapping[str, Tensor]
+"""A layer's projection of its hidden state for each feature, (batch, heads, tokens[, width])."""
+
+NOTHING: Features = MappingProxyType({})
+
+
+def log_gate(projected: Tensor, positions: Positions) -> Tensor:
+    """ln sigmoid, in float32 or wider."""
+    return logsigmoid(projected.to(torch.promote_types(projected.dtype, torch.float32)))
+
+
+def as_projected(x: Tensor, positions: Positions) -> Tensor:
+    """The projection itself."""
+    return x
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature that a layer projects from its hidden state for a scheme: a number or a vector per token and head.
+
+    The layer projects its hidden state to ``num_heads`` numbers or, with ``width``, as many vectors of that width; with
+    ``bias`` the projection has a bias. ``map`` takes the projection (batch, heads, tokens[, width]) and the positions,
+    and returns the feature. With ``is_clock`` it returns increments, and the feature is their cumulative sum over the
+    text; both queries and keys have it. Other features are only of queries. With ``rotates`` a rotation reads it, so it
+    is a clock with as many heads as keys, and no score term may read it.
+    """
+
+    num_heads: int
+    width: int | None = None
+    map: Callable[[Tensor, Positions], Tensor] = as_projected
+    is_clock: bool = False
+    bias: bool = False
+    rotates: bool = False
+
+    def __post_init__(self) -> None:
+        whole("num_heads", self.num_heads)
+        if self.width is not None:
+            whole("width", self.width)
+        if self.rotates and not self.is_clock:
+            raise ValueError("is_clock must be True with rotates=True, got False")
+
+    @property
+    def size(self) -> int:
+        """The output size of the layer's projection."""
+        return self.num_heads * (1 if self.width is None else self.width)
+
+    def of_heads(self, projected: Float[Tensor, "batch tokens size"]) -> Tensor:
+        """The layer's projection as (batch, heads, tokens[, width])."""
+        x = projected.unflatten(-1, (-1, self.width or 1)).transpose(1, 2)  # of a shard, some of the heads
+        return x.squeeze(-1) if self.width is None else x
+
+    def check(self, name: str, projected: Tensor, tokens: int, heads: range | None = None) -> None:
+        """ValueError unless it is floating and (batch, heads, tokens[, width]); ``heads``: those of this shard."""
+        shape = (
+            self.num_heads if heads is None else len(heads),
+            tokens,
+            *(() if self.width is None else (self.width,)),
+        )
+        if not isinstance(projected, Tensor) or projected.dim() != 1 + len(shape) or projected.shape[1:] != shape:
+            wanted = ", ".join(map(str, shape))
+            raise ValueError(f"the projection for feature {name!r} must be (batch, {wanted}), got {shown(projected)}")
+        if not projected.is_floating_point():
+            raise ValueError(f"the projection for feature {name!r} must be floating, got {shown(projected)}")
+
+
+NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})
+
+HeadsOf: TypeAlias = Callable[[Feature], range | None]
+"""The range of a feature's heads that a shard has; None: all."""
+
+
+def missing(name: str, side: str, given: Features) -> ValueError:
+    """The error for a call without a feature that the scheme needs."""
+    return ValueError(
+        f"the scheme needs the feature {name!r} of every {side}: use encoding.with_projected({{{name!r}: ...}}) with "
+        "the layer's projection, ForwardPass.features with a cache, or encoding.with_features with a computed feature, "
+        f"got {', '.join(given) or 'none'}"
+    )
+
+
+def check_wanted(wanted: Mapping[str, Feature], projected: Projected) -> None:
+    """ValueError for a projection that is not for a feature of the scheme."""
+    check_type("projected", projected, Mapping)
+    for name in projected:
+        if name not in wanted:
+            raise ValueError(
+                f"projected must be for the scheme's features, {', '.join(wanted) or 'which are none'}, "
+                f"got one for {shown(name)}"
+            )
+
+
+def features_of(
+    wanted: Mapping[str, Feature],
+    query: Projected,
+    query_positions: Positions,
+    key: Projected | None = None,
+    key_positions: Positions | None = None,
+    heads: HeadsOf = lambda feature: None,
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The features of queries and keys from a layer's projections; see `Encoding.with_projected`. ``key`` and
+    ``key_positions`` default to those of the queries. ``heads``: a feature's heads of this shard."""
+    check_wanted(wanted, query)
+    if key is not None:
+        check_wanted(wanted, key)
+    key = query if key is None else key
+    key_positions = query_positions if key_positions is None else key_positions
+    of_queries, of_keys = {}, {}
+    for name, feature in wanted.items():
+        if not feature.is_clock:
+            of_queries[name] = made(feature, name, query, query_positions, heads(feature))
+            continue
+        steps = made(feature, name, key, key_positions, heads(feature))
+        of_keys[name] = readings(steps, key_positions)
+        same = key_positions is query_positions
+        of_queries[name] = of_keys[name] if same else readings(steps, key_positions, query_positions)
+    return of_queries, of_keys
+
+
+def continued(
+    feature: Feature,
+    name: str,
+    projected: Projected,
+    positions: Positions,
+    held: tuple[Tensor, Positions] | None,
+    heads: range | None = None,
+) -> Tensor:
+    """A cumulative feature at new tokens. ``held``: the feature and positions of a cache, which it continues."""
+    sums = readings(made(feature, name, projected, positions, heads), positions)
+    return sums if held is None else sums + last_readings(*held, positions)
+
+
+def made(feature: Feature, name: str, projected: Projected, positions: Positions, heads: range | None = None) -> Tensor:
+    """The feature of these tokens or, of a cumulative one, its increments."""
+    check_type("projected", projected, Mapping)
+    if name not in projected:
+        raise ValueError(
+            f"the scheme needs the feature {name!r}: project the hidden state for it, got {list(projected)}"
+        )
+    feature.check(name, projected[name], positions.order.size(1), heads)
+    return feature.map(projected[name], positions)
+
+
+def wanted_by_both(wanted: Mapping[str, Feature], more: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The union of both. ValueError where one name has two different features."""
+    both = dict(wanted)
+    for name, feature in more.items():
+        if both.setdefault(name, feature) != feature:
+            raise ValueError(f"two schemes need different features named {name!r}: {both[name]}, {feature}")
+    return both
+
+
+def features_of_both(features: Features, more: Features) -> Features:
+    """The union of both. ValueError where one name has two different tensors."""
+    for name in features.keys() & more.keys():
+        if features[name] is not more[name]:
+            raise ValueError(f"both encodings have a feature {name!r}: add the encodings before setting features")
+    return {**features, **more} if features or more else NOTHING
+
+
+def projected_at_random(
+    wanted: Mapping[str, Feature], x: Float[Tensor, "batch tokens dim"], seed: int = 0
+) -> dict[str, Tensor]:
+    """Projections by fixed random weights for each feature, for schemes without a model. They depend only on x."""
+    found = {}
+    for number, (name, feature) in enumerate(wanted.items()):
+        generator = torch.Generator().manual_seed(seed + number)
+        weight = torch.randn(x.size(-1), feature.size, generator=generator, dtype=torch.float64) / x.size(-1) ** 0.5
+        found[name] = feature.of_heads(x @ weight.to(device=x.device, dtype=x.dtype))
+    return found
 
 
 @dataclass(frozen=True, eq=False)

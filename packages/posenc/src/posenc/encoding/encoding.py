@@ -24,8 +24,7 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_type, missing_axis, one_or, shown, turned_axes
-from posenc.encoding.context import Context as Context
-from posenc.encoding.features import (
+from posenc.encoding.context import (
     NO_FEATURES,
     NOTHING,
     Feature,
@@ -35,13 +34,21 @@ from posenc.encoding.features import (
     features_of_both,
     wanted_by_both,
 )
+from posenc.encoding.context import Context as Context
 from posenc.encoding.marks import mark, mark_of
 from posenc.encoding.pieces import Piece, Value, check_sequence
-from posenc.encoding.pytree import closed_over, register, tensors_of
 from posenc.encoding.rotation import Rotation, check_unrotated
-from posenc.encoding.staleness import MadeWith, check_fresh, check_values, is_inference
+from posenc.encoding.staleness import (
+    MadeWith,
+    check_fresh,
+    check_values,
+    closed_over,
+    is_inference,
+    register,
+    tensors_of,
+)
 from posenc.positions.positions import PADDING, Positions
-from posenc.rotation.maps import in_bands, kind_of, one_scale
+from posenc.rotation.phases import in_bands, kind_of, one_scale
 
 DOORS = ("add", "rotate", "score", "value")
 TURNED_IN_PAIRS = (

@@ -10,18 +10,19 @@ A scheme's score door is a tuple of pieces, applied from left to right to the sc
     Function   f(s_ij; c_h(r), ...)              any function of one score                 DA-Transformer, FIRE, softcap
     Row        f(s_i.; visible)                  any function of a row of scores           CoPE, stick-breaking
 
-and its value door a tuple of `Value`, o_i + sum_j a_ij w(r). `forms.py` and `folding.py` derive from these what
+and its value door a tuple of `Value`, o_i + sum_j a_ij w(r). `lowering/forms.py` derives from these what
 backends run: dense, by distance or in a compiled kernel. Backends recognize kinds of terms, not schemes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
 
@@ -354,3 +355,56 @@ def check_sequence(pieces: tuple[Piece, ...]) -> None:
 def gives_weights(pieces: tuple[Piece, ...]) -> bool:
     """Whether the final scores are logarithms of weights, which must not be normalized."""
     return any(piece.gives_weights for piece in pieces)
+
+
+# -- how far keys count -----------------------------------------------------------------------------------------------
+
+
+SKIP_BELOW = 2**-32  # a 256th of float32 rounding
+
+
+def skipped_by_default(dtype: torch.dtype) -> float:
+    """The default of ``skip_below``: a 256th of the rounding of the scores' dtype."""
+    return 2**-61 if dtype == torch.float64 else SKIP_BELOW
+
+
+def skip_threshold(skip_below: float, keys: int) -> float:
+    """The threshold relative to a row's log-sum-exp below which scores may be skipped: if all ``keys`` have it, their
+    weights sum to ``skip_below``. -inf if nothing may be skipped."""
+    return math.log(skip_below) - math.log(keys) if skip_below > 0 else -math.inf
+
+
+def differences(
+    pieces: Sequence[Piece], r: Tensor, query_norm: float | Tensor, key_norm: float | Tensor, scale: float
+) -> tuple[Tensor, Tensor] | None:
+    """For keys at distances r (distances,), of which the first is 0: the bias of each less that of the query's own key,
+    (heads or 1, distances), and by how much their scores are greater otherwise at most, (heads or 1, 1). None: unknown.
+
+    Norms may be (heads, 1). The score of a query's own key is at least b(0) - scale |q| |k|, and no score exceeds
+    b(r) + scale |q| |k|.
+    """
+    spread = torch.as_tensor(2 * scale * query_norm * key_norm, dtype=torch.float64)
+    bias = torch.zeros(1, len(r), dtype=torch.float64)
+    for piece in pieces:
+        limits = piece.limits(r, query_norm, key_norm, scale)
+        if limits is None:
+            return None
+        bias, spread = bias + limits[0], spread + limits[1]
+    return bias - bias[:, :1], spread
+
+
+def horizon(
+    pieces: Sequence[Piece], length: int, query_norm: float, key_norm: float, scale: float, skip_below: float
+) -> Int[Tensor, " heads"]:
+    """The smallest W such that keys at distance W and more have at most ``skip_below`` of a row's weight, for every
+    head; ``length`` if there is none, or a piece has no known bound.
+
+    See `differences`.
+    """
+    found = differences(pieces, -torch.arange(length), query_norm, key_norm, scale)
+    if found is None:
+        return torch.full((1,), length)
+    bias, spread = found
+    counts = ~(bias < skip_threshold(skip_below, length) - spread)
+    last = torch.where(counts, torch.arange(length), 0).amax(-1)
+    return last + 1

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from posenc.arguments import check_type, whole
-from posenc.encoding.features import Features, missing
+from posenc.encoding.context import Features, missing
 from posenc.encoding.marks import mark_of
-from posenc.rotation.maps import OfHeads, TokenMap, kind_of
+from posenc.rotation.phases import OfHeads, TokenMap, kind_of
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import PADDING, Positions
-from posenc.positions.tiles import Chunk, Visibility
-from posenc.positions.visibility import visible
+from posenc.positions.tiles import Chunk, Visibility, visible
 
 
 class Visible(Tensor):

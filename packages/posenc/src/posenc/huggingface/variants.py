@@ -14,7 +14,7 @@ from posenc.arguments import check_choice, check_type, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Function, Meeting, plus
 from posenc.positions.positions import Positions
-from posenc.positions.visibility import table_index
+from posenc.positions.tiles import table_index
 from posenc.rotation.phases import widest
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi

@@ -2,7 +2,6 @@
 
 from posenc.models.cache import KVCache
 from posenc.models.forward_pass import ForwardPass
-from posenc.models.image import ImageClassifier
-from posenc.models.transformer import Decoder, Encoder, position_parameters
+from posenc.models.transformer import Decoder, Encoder, ImageClassifier, position_parameters
 
 __all__ = ["Decoder", "Encoder", "ForwardPass", "ImageClassifier", "KVCache", "position_parameters"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import shown, whole
-from posenc.encoding.features import NOTHING, Features
+from posenc.encoding.context import NOTHING, Features
 from posenc.encoding.marks import mark, mark_of
 from posenc.positions.layout import join, overlap, skipped
 from posenc.positions.positions import Positions

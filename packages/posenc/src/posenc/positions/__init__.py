@@ -5,4 +5,4 @@ them; `tiles` and `visibility`, which pairs may see one another; `training`, pos
 Imports torch, `posenc.arguments` and `posenc.compat`.
 """
 
-from posenc.positions import pytree as pytree  # registers Positions
+from posenc.positions import positions as positions

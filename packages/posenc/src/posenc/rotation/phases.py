@@ -1,21 +1,230 @@
-"""Phases p * theta_k in float64, and the rotation of channel pairs, for sinusoidal and rotary schemes."""
+"""Phases p * theta_k in float64, maps of tokens, and the rotation of channel pairs, for sinusoids and RoPE."""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import reduce
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_type
+from posenc.arguments import check_type, one_or, shown
 from posenc.positions.positions import PositionError, Positions
-from posenc.rotation import fused
-from posenc.rotation.maps import FOR_KEY_HEADS, check_fits, shared_by
+
+FOR_KEY_HEADS = ": build it for as many heads as keys have"
+
+TokenMap: TypeAlias = Callable[[Tensor], Tensor]
+"""A map per token: x (batch, heads, tokens, head_dim) to the same batch, heads and tokens, in the same dtype."""
+
+
+def unchanged(x: Tensor) -> Tensor:
+    """The identity map."""
+    return x
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """Multiplies x (batch, heads, tokens, channels) by a number per token, in float32 or wider, rounded once."""
+
+    factor: Float[Tensor, "rows heads tokens 1"]
+    heads: int | None = None  # the number of heads of x; None: any
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens channels"]) -> Float[Tensor, "batch heads tokens channels"]:
+        """The scaled x, in x's dtype. Raises ValueError if the shapes do not match."""
+        check_fits("the scale", self.factor.shape[:-1], x, self.heads)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class InTurn:
+    """Maps that are applied one after the other."""
+
+    maps: tuple[TokenMap, ...]
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
+        """The mapped x."""
+        return reduce(lambda y, turn: turn(y), self.maps, x)
+
+
+@dataclass(frozen=True, eq=False)
+class OfHeads:
+    """A map of keys, or of queries, (batch, heads, tokens, head_dim) with this number of heads. The wrapped map also
+    accepts those with more heads."""
+
+    turn: TokenMap
+    heads: int
+    side: Literal["keys", "queries"] = "keys"
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
+        """The mapped x. Raises ValueError for another number of heads."""
+        return self.fitted_to(x)(x)
+
+    def fitted_to(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> TokenMap:
+        """The wrapped map. Raises ValueError for another number of heads."""
+        if x.dim() == 4 and x.size(1) != self.heads:
+            hint = FOR_KEY_HEADS if self.side == "keys" else ""
+            raise ValueError(f"the rotation was made for {self.side} of {self.heads} heads, got {x.size(1)}{hint}")
+        return self.turn
+
+
+def kind_of(turn: TokenMap) -> Hashable:
+    """What a map does, by its name and the channels and heads that it changes. Queries and keys must not be mapped by
+    two maps of a kind."""
+    inside = turn.turn if isinstance(turn, OfHeads) else turn
+    name, told = getattr(inside, "__qualname__", type(inside).__qualname__), getattr(inside, "__dict__", {})
+    return name, *(told[part] for part in ("first", "heads") if isinstance(told.get(part), (int, range)))
+
+
+def check_fits(what: str, made: Sequence[int], x: Tensor, heads: int | None = None, hint: str = "") -> None:
+    """ValueError, ending with ``hint`` for a wrong number of heads, unless x is (batch, heads, tokens, channels) and
+    the (batch, heads, tokens) that ``what`` was made for broadcast to it. ``heads`` is their exact number, if given."""
+    is_misfit = x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True))
+    if is_misfit or (heads is not None and heads != x.size(1)):
+        hint = hint if x.dim() == 4 and not one_or(made[1], x.size(1)) else ""
+        raise ValueError(f"{what} was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}{hint}")
+
+
+def shared_by(of_heads: Tensor, heads: int) -> Tensor:
+    """A tensor (rows, key heads, ...) repeated for ``heads`` query heads; unchanged if ``heads`` is not a multiple."""
+    group, over = heads // of_heads.size(1), heads % of_heads.size(1)  # symbolic sizes do not support divmod
+    return of_heads if over or group <= 1 else of_heads.repeat_interleave(group, 1)
+
+
+def in_bands(
+    maps: Sequence[Sequence[tuple[TokenMap, TokenMap]]], query: Tensor, key: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """Queries and keys of each band. ``maps`` are the query and key maps of consecutive rotations: a pair for each
+    band, or one for all. Maps that bands share run once. Raises ValueError for several widths."""
+    turned = [(query, key)]
+    for of_bands in maps:
+        if len(of_bands) == len(turned) == 1:
+            turned = [(of_q(q), of_k(k)) for (of_q, of_k), (q, k) in zip(of_bands, turned, strict=True)]
+            continue
+        turned = turned if len(turned) > 1 else turned * len(of_bands)
+        of_bands = of_bands if len(of_bands) > 1 else list(of_bands) * len(turned)
+        known: list[tuple[TokenMap, Tensor, Tensor]] = []
+        turned = [
+            (_once(of_q, q, known), _once(of_k, k, known))
+            for (of_q, of_k), (q, k) in zip(of_bands, turned, strict=True)
+        ]
+    widths = [x.size(-1) for pair in turned for x in pair]
+    if len(turned) > 1 and len(set(widths)) > 1:
+        raise ValueError(
+            f"bands must give queries and keys the width that they have for near pairs, {widths[0]}, got {widths}"
+        )
+    return turned
+
+
+def _once(turn: TokenMap, x: Tensor, known: list[tuple[TokenMap, Tensor, Tensor]]) -> Tensor:
+    """``turn(x)``, found among ``known`` or put there."""
+    for same, of, out in known:
+        if of is x and same is turn:  # a graph that depends on the id of a tensor would be recompiled for each tensor
+            return out
+    known.append((turn, x, turn(x)))
+    return known[-1][2]
+
+
+def one_scale(scales: Sequence[float | None]) -> str:
+    """The error message for several rotations that each set the softmax scale."""
+    return f"only one rotation can set the softmax scale, got {', '.join(map(shown, scales))}"
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PAIRS = 2048  # rotated by a program of four warps: 16 by a thread, in loads of 16 bytes
+HOW: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
+INSTEAD = "rotations on {} take PyTorch's operations, since the Triton kernel for them cannot run: {}"
+UNTRIED = "a CUDA graph is captured, and nothing was rotated before; run once what is captured"
+PASSING = ("out of memory", "capturing")  # errors that say nothing of the next trial
+_WORKS: dict[torch.device, bool] = {}
+
+
+@functools.cache
+def _kernel() -> Any:
+    """The kernel; None where there is no Triton. It is imported on first use."""
+    try:
+        return importlib.import_module("posenc.rotation.kernel").rotate
+    except ImportError:
+        return None
+
+
+def works_on(device: torch.device) -> bool:
+    """Whether the kernel runs on a device, found out by running it. Warns where Triton is installed, but cannot compile
+    for the device, or has no C compiler for what launches kernels. Nothing is remembered of a device without memory to
+    spare, nor of one where a CUDA graph is captured, on this stream or by another thread."""
+    if device.type != "cuda" or not torch.cuda.is_available() or _kernel() is None:
+        return False
+    if device in _WORKS:
+        return _WORKS[device]
+    if torch.cuda.is_current_stream_capturing():
+        warnings.warn(INSTEAD.format(device, UNTRIED), stacklevel=2)
+        return False
+    try:
+        x = torch.ones(1, 1, 1, 2, device=device)
+        rotate_into(x, x, x[..., :1], x[..., 1:], is_interleaved=False)
+    except Exception as error:  # compilers raise many kinds
+        warnings.warn(INSTEAD.format(device, error), stacklevel=2)
+        if not any(words in str(error) for words in PASSING):
+            _WORKS[device] = False
+        return False
+    _WORKS[device] = True
+    return True
+
+
+def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    """Whether the kernel rotates x: it has no gradients of angles, and nothing but the kernel may be at work here."""
+    return (
+        not torch.compiler.is_compiling()
+        and x.dtype in DTYPES
+        and x.device == cos.device == sin.device
+        and x.numel() > 0
+        and cos.numel() > 0
+        and cos.shape == sin.shape
+        and not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
+        and compat.is_bare((x, cos, sin))
+        and works_on(x.device)
+    )
+
+
+def rotate_into(
+    out: Tensor,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    is_interleaved: bool,
+    first: int = 0,
+    rotated: tuple[int, int] | None = None,
+    sign: float = 1.0,
+) -> None:
+    """Writes x, ``rotated`` in these heads (None: all), start .. stop, and in channels from ``first`` on, to ``out``,
+    which may be x itself. Both have channels side by side, and otherwise any strides."""
+    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
+        cos, sin = cos.contiguous(), sin.contiguous()
+    batch, heads, tokens, width = x.shape
+    pairs, rotated = cos.size(-1), (0, heads) if rotated is None else rotated
+    has_more = width > 2 * pairs or rotated != (0, heads)
+    block = 1 << (pairs - 1).bit_length()
+    rows = max(PAIRS // block, 1)
+    of_heads = min(heads & -heads, rows)  # a power of two that leaves none over
+    of_tokens = min(rows // of_heads, 1 << (tokens - 1).bit_length())
+    with torch.cuda.device_of(x):
+        _kernel()[(batch * -(-heads // of_heads) * -(-tokens // of_tokens),)](
+            out, *out.stride()[:3], x, *x.stride()[:3],
+            cos, sin, *(0 if n == 1 else stride for n, stride in zip(cos.shape[:3], cos.stride()[:3], strict=True)),
+            heads, tokens, *rotated, sign,
+            WIDTH=width, FIRST=first, PAIRS=pairs, INTERLEAVED=is_interleaved, BLOCK_PAIRS=block,
+            BLOCK_WIDTH=1 << (width - 1).bit_length() if has_more else 0,
+            HEADS=of_heads, TOKENS=of_tokens, **HOW,
+        )  # fmt: skip
+
 
 PairLayout = Literal["half", "interleaved"]
 
@@ -224,7 +433,7 @@ class PairRotation:
     def _is_one_pass(self, x: Tensor) -> bool:
         """Whether the Triton kernel rotates x, which reads channels and heads where it is told that they are."""
         return (
-            fused.takes(x, self.cos, self.sin)
+            takes(x, self.cos, self.sin)
             and self.first + 2 * self.cos.size(-1) <= x.size(-1)
             and (self.heads is None or self.cos.size(1) == 1)
         )
@@ -355,7 +564,7 @@ def _turned_at_once(x: Tensor, turn: PairRotation, sign: float) -> Tensor:
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = torch.empty_like(x)  # with the order of x's dimensions in memory: that of a projection, if x is a view of one
     heads = turn.heads_of(x)
-    fused.rotate_into(out, x, turn.cos, turn.sin, turn.layout == "interleaved", turn.first, heads, sign)
+    rotate_into(out, x, turn.cos, turn.sin, turn.layout == "interleaved", turn.first, heads, sign)
     return out
 
 

@@ -9,7 +9,7 @@ from posenc.arguments import whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Fold
 from posenc.positions.positions import Positions
-from posenc.positions.visibility import table_index
+from posenc.positions.tiles import table_index
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

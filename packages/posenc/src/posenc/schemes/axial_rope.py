@@ -16,8 +16,7 @@ from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.validation import extent_of
 from posenc.rotary import Rotary, multiple_of_4
-from posenc.rotation.maps import InTurn
-from posenc.rotation.phases import PairLayout, PairRotation, coords_of, frequencies
+from posenc.rotation.phases import InTurn, PairLayout, PairRotation, coords_of, frequencies
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 Name = Literal["index", "llama4", "pe", "eva", "dinov3", "gemma4"]

@@ -14,10 +14,9 @@ from posenc.arguments import number, one_or, shown, sides, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, Positions
+from posenc.positions.tiles import check_index
 from posenc.positions.validation import is_readable
-from posenc.positions.visibility import check_index
-from posenc.rotation.maps import InTurn, TokenMap, check_fits
-from posenc.rotation.phases import PairRotation, coords_of, frequencies, in_double, phases
+from posenc.rotation.phases import InTurn, PairRotation, TokenMap, check_fits, coords_of, frequencies, in_double, phases
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 

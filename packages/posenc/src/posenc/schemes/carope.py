@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.encoding.features import Feature
+from posenc.encoding.context import Feature
 from posenc.positions.positions import Positions
 from posenc.rotary import ClockRotary
 from posenc.rotation.phases import PairLayout

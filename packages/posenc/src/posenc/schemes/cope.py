@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, whole
-from posenc.encoding.clocks import following
+from posenc.encoding.context import following
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Row
 from posenc.positions.positions import Positions

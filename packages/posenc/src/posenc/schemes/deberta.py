@@ -16,8 +16,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, Meeting
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import unchanged
-from posenc.rotation.phases import in_double
+from posenc.rotation.phases import in_double, unchanged
 from posenc.scheme import Scheme, uninitialized, uninitialized_table
 from posenc.schemes.entry import Entry, Law, lines
 

@@ -13,8 +13,7 @@ from posenc.arguments import check_choice, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import OfHeads
-from posenc.rotation.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases
+from posenc.rotation.phases import OfHeads, PairLayout, PairRotation, coords_of, frequencies, in_double, phases
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 

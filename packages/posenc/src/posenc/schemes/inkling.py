@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import number, whole
+from posenc.encoding.context import Feature
 from posenc.encoding.encoding import Context
-from posenc.encoding.features import Feature
 from posenc.encoding.pieces import Distance, Meeting
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import Scaled, unchanged
-from posenc.rotation.phases import grown, in_double
+from posenc.rotation.phases import Scaled, grown, in_double, unchanged
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
 from posenc.positions.positions import Positions
-from posenc.positions.visibility import table_index
+from posenc.positions.tiles import table_index
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

@@ -14,8 +14,7 @@ from posenc.arguments import check_choice, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import FOR_KEY_HEADS, OfHeads, check_fits, shared_by
-from posenc.rotation.phases import coords_of, in_double
+from posenc.rotation.phases import FOR_KEY_HEADS, OfHeads, check_fits, coords_of, in_double, shared_by
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

@@ -13,8 +13,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import multiple_of_4
-from posenc.rotation.maps import OfHeads
-from posenc.rotation.phases import PairRotation, coords_of, in_double
+from posenc.rotation.phases import OfHeads, PairRotation, coords_of, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import ROTARY, ROTATED_SCORE, Entry, Law, lines
 

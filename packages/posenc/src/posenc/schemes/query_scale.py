@@ -14,8 +14,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, PositionError, Positions
 from posenc.positions.validation import is_readable
-from posenc.rotation.maps import Scaled, unchanged
-from posenc.rotation.phases import grown, in_double
+from posenc.rotation.phases import Scaled, grown, in_double, unchanged
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 

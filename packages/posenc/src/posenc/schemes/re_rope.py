@@ -9,8 +9,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import PairwiseRotary
-from posenc.rotation.maps import unchanged
-from posenc.rotation.phases import PairLayout, check_held, in_double
+from posenc.rotation.phases import PairLayout, check_held, in_double, unchanged
 from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 

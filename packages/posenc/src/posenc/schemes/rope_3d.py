@@ -15,8 +15,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import Rotary
-from posenc.rotation.maps import check_fits
-from posenc.rotation.phases import PairRotation, frequencies
+from posenc.rotation.phases import PairRotation, check_fits, frequencies
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posenc.arguments import number
-from posenc.encoding.features import Feature
+from posenc.encoding.context import Feature
 from posenc.rotary import ClockRotary
 from posenc.rotation.phases import PairLayout, frequencies
 from posenc.schemes.entry import FORMULA, ROTATED_SCORE, Entry, Law, lines

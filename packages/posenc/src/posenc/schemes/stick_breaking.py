@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.arguments import check_flag
-from posenc.encoding.clocks import following
+from posenc.encoding.context import following
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Row
 from posenc.positions.positions import Positions

@@ -16,8 +16,7 @@ from posenc.arguments import check_choice, number, one_or, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import OfHeads, shared_by
-from posenc.rotation.phases import PairRotation, coords_of, in_double
+from posenc.rotation.phases import OfHeads, PairRotation, coords_of, in_double, shared_by
 from posenc.scheme import Scheme
 from posenc.schemes.entry import ROTARY, Entry, Law
 

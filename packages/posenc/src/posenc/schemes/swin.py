@@ -14,7 +14,7 @@ from posenc.encoding.claims import coordinates
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance, Function, plus
 from posenc.positions.positions import PADDING, Positions
-from posenc.positions.visibility import check_reach
+from posenc.positions.tiles import check_reach
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc.arguments import check_flag, check_type, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, Fold, Meeting
-from posenc.lowering.block import Block
+from posenc.lowering.distances import Block
 from posenc.lowering.forms import added
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import frequencies, phases

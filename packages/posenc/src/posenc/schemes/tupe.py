@@ -13,7 +13,7 @@ from posenc.arguments import check_flag, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.positions.visibility import table_index
+from posenc.positions.tiles import table_index
 from posenc.scheme import Scheme, uninitialized, uninitialized_table
 from posenc.schemes.entry import Entry, Law, lines
 

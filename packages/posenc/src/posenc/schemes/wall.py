@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from posenc.arguments import whole
+from posenc.encoding.context import Feature, log_gate
 from posenc.encoding.encoding import Context
-from posenc.encoding.features import Feature, log_gate
 from posenc.encoding.pieces import Fading
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme

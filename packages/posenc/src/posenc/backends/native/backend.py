@@ -1,21 +1,20 @@
-"""The native backend: posenc's CPU kernel for terms by distance, one parallel loop over independent tasks."""
+"""The native backend: the CPU kernel for terms by distance, one parallel loop over independent tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from posenc.backends import eligible
-from posenc.backends.backend import Backend, Unless
-from posenc.backends.call import Call
-from posenc.backends.native import operator
-from posenc.backends.native.bounds import bounds_of
+from posenc.backends import blockwise
+from posenc.backends.blockwise import FUNCTIONS, Given, refused_plane
+from posenc.backends.call import Backend, Call, Unless, cleared
+from posenc.backends.native import library, operator
 from posenc.backends.native.library import missing, multiplies_bfloat16
-from posenc.backends.operands import FUNCTIONS, Given
-from posenc.backends.plane import refused_plane
-from posenc.backends.unseen import cleared
+from posenc.backends.native.operator import CHANNELS, bounds_of
 from posenc.encoding.pieces import Bias, Function, Meeting, Term, Value
 
 
@@ -26,16 +25,16 @@ def _of_score(reason: str, holds: Callable[[Function, Call], bool]) -> Unless:
 
 BESIDE = "a score term that is neither a bias nor a product with the query depends on several coordinates"
 
-KINDS: dict[type[Term], tuple[Unless, ...]] = eligible.KINDS | {
+KINDS: dict[type[Term], tuple[Unless, ...]] = blockwise.KINDS | {
     Bias: (),  # biases of -inf and planes too
     Meeting: (
-        eligible.NO_SEGMENTS,
+        blockwise.NO_SEGMENTS,
         Unless(BESIDE, lambda piece, call: piece.is_planar and piece.side == "key"),
         Unless("a vector depends on several coordinates at once", lambda piece, call: piece.distance.axis is None),
     ),
     Function: (
         Unless(BESIDE, lambda piece, call: piece.is_planar),
-        _of_score(*eligible.BY_DISTANCE),
+        _of_score(*blockwise.BY_DISTANCE),
         _of_score(
             "a score term is a function of the score that the kernel does not support",
             lambda piece, call: piece.formula not in FUNCTIONS or piece.distance is None,
@@ -63,10 +62,10 @@ def _long_tables(call: Call) -> str | None:
     """Why a table of distances cannot be stored. Functions, products with keys, and entries that end are not supported
     over such ranges either, though their tables may be short."""
     is_other = any(isinstance(p, Function) or (isinstance(p, Meeting) and p.side == "key") for p in call.pieces)
-    is_other = is_other or any(distance.reach is not None for distance in eligible.distances_of(call))
-    if is_other and eligible.distances_of(call) and eligible.is_spread(call):
-        return eligible.LONG
-    return eligible.long_tables(call)
+    is_other = is_other or any(distance.reach is not None for distance in blockwise.distances_of(call))
+    if is_other and blockwise.distances_of(call) and blockwise.is_spread(call):
+        return blockwise.LONG
+    return blockwise.long_tables(call)
 
 
 def _given(call: Call) -> Given:
@@ -125,14 +124,55 @@ NATIVE = Backend(
     "native",
     _run,
     KINDS,
-    first=(_device, eligible.inputs),
+    first=(_device, blockwise.inputs),
     last=(
         refused_plane,
         _functions,
-        eligible.order,
-        eligible.lines_known,
+        blockwise.order,
+        blockwise.lines_known,
         _long_tables,
         lambda call: missing(call.dtype),
     ),
     turns=True,
 )
+
+
+class From(NamedTuple):
+    """The sqrt(queries x keys) from which on the kernel is used for causal calls: without a rotation, and with one, for
+    which PyTorch's attention needs rotated copies."""
+
+    plain: float
+    turned: float
+
+
+AHEAD: Mapping[torch.dtype, Mapping[str, From]] = {
+    torch.float32: {"v4": From(plain=512, turned=128), "v3": From(plain=512, turned=128)},
+    torch.bfloat16: {"amx": From(plain=512, turned=128)},
+}
+"""By the dtype of queries and the level of the kernel library (`library.level`), as measured
+(docs/decisions/013-bfloat16-in-the-kernel.md). Anything else uses PyTorch's attention."""
+
+
+def why_ahead(call: Call) -> str | None:
+    """Why the kernel is used for a call without score terms, or None to use PyTorch's attention: in a compiled graph,
+    which serves all lengths, for few queries, and for what was not measured: non-causal calls, and heads whose channels
+    the kernel would have to pad."""
+    if torch.compiler.is_compiling() or call.pieces or call.has_few_queries or call.query.device.type != "cpu":
+        return None
+    widths = call.query.size(3), call.value.size(3)
+    if not call.visibility.is_causal or any(width % CHANNELS for width in widths):
+        return None
+    figures = AHEAD.get(call.query.dtype, {})
+    least = {level: of.plain if call.turn is None else of.turned for level, of in figures.items()}
+    tokens = math.sqrt(call.query.size(2) * call.key.size(2))
+    if tokens < min(least.values(), default=math.inf):  # without loading the library
+        return None
+    library.warn_if_not_built(library.missing(call.query.dtype))
+    level = library.level(call.query.dtype)
+    if level is None or tokens < least.get(level, math.inf):
+        return None
+    other = "PyTorch's attention" if call.turn is None else "a rotation and PyTorch's attention"
+    return (
+        f"there are no score terms, and from {least[level]:g} tokens on the kernel is faster than {other} on this "
+        f"processor (level {level})"
+    )

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 
 from posenc import compat
-from posenc.backends.native import build, processor
+from posenc.backends.native import build
 from posenc.backends.native.build import Record, UnavailableError
 from posenc.backends.native.proof import failures, on_trial
 
@@ -62,13 +62,13 @@ class Candidate(NamedTuple):
 
 def candidates(precision: str) -> list[Candidate]:
     """The possible libraries of these sources for this processor, best level first, in posenc and then in the cache."""
-    here = processor.identity()
+    here = build.machine_identity()
     folders: list[tuple[Path, str]] = [(build.BUILT, "")]
     with contextlib.suppress(UnavailableError):
         folders.append((cache(), here))
     return [
         Candidate(level.name, build.record_path(folder, precision, level.name, build.identity(precision, level, of)))
-        for level in (processor.NATIVE, *processor.runnable(precision))
+        for level in (build.NATIVE, *build.runnable(precision))
         for folder, of in folders
     ]
 
@@ -143,7 +143,7 @@ def _remember(stamp: Path, faults: tuple[str, ...]) -> None:
 def _identity(record: Record) -> str:
     """The digest of the library, the processor and machine, and all code and data of the test."""
     files = sorted(path for path in build.SOURCES.iterdir() if path.suffix in (".py", ".json"))
-    parts = (record.digest, processor.identity(), platform.node(), torch.__version__)
+    parts = (record.digest, build.machine_identity(), platform.node(), torch.__version__)
     return hashlib.sha256("\0".join((*parts, *(path.read_text() for path in files))).encode()).hexdigest()[:24]
 
 
@@ -236,14 +236,14 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
 
 
 def level(dtype: torch.dtype) -> str | None:
-    """The level of `processor.py` of the library for this precision; None without a library. A library built for this
+    """The `build.Level` of the library for this precision; None without a library. A library built for this
     processor has its best level, unless the compiler did not support bfloat16 instructions."""
     found = find(REALS[dtype])
     if isinstance(found, UnavailableError):
         return None
-    if found.record.level != processor.NATIVE.name:
+    if found.record.level != build.NATIVE.name:
         return found.record.level
-    levels = [x for x in processor.runnable(found.record.precision) if not x.precisions or multiplies_bfloat16()]
+    levels = [x for x in build.runnable(found.record.precision) if not x.precisions or multiplies_bfloat16()]
     return levels[0].name
 
 

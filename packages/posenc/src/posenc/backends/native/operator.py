@@ -1,8 +1,10 @@
-"""The custom operator of the CPU kernel, and its derivative."""
+"""The custom operator of the CPU kernel and its derivative, and what its C++ takes."""
+
+from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,14 +12,217 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import compat
-from posenc.backends.custom import custom_operator
-from posenc.backends.native.bounds import bounds_of
+from posenc.backends.blockwise import IN_DOUBLE, TABLES, Form, custom_operator
 from posenc.backends.native.library import library, pool
-from posenc.backends.native.structures import NUMBERS, ROWS, Call, differences, rows, table, tiles_of, turn
-from posenc.backends.operands import IN_DOUBLE, TABLES, Form
-from posenc.encoding.horizon import skip_threshold
-from posenc.positions.tiles import Tiling
+from posenc.encoding.pieces import skip_threshold
+from posenc.positions.tiles import Tile, Tiling
 from posenc.rotation.phases import PairLayout
+
+UNBOUNDED = ("key_vectors", "plane", "by_row", "by_column", "away")  # terms without a bound
+FEWEST_KEYS = 256  # the minimum for which bounds pay off
+FEWEST_QUERIES = 16  # the minimum for which computing the norms of all keys pays off
+
+
+def bounds_of(
+    query: Tensor, key: Tensor, given: Mapping[str, Tensor], function: Sequence[int], scale: float, skip_below: float
+) -> dict[str, Tensor]:
+    """The tensors of `bounds.h`, by name; empty if no key can be skipped.
+
+    ``given`` are the operator's tensors by name. Keys can be skipped because of a bias (heads or 1, entries, 1) that
+    decays far enough, or of cumulative features (batch, heads, tokens). A function of the score has no such bound.
+    "key_norms" (batch, kv_heads, keys) are the norms of keys, if the caller has them.
+    """
+    keys, bias = key.size(2), given.get("bias")
+    if function[0] or any(name in given for name in UNBOUNDED) or skip_below <= 0 or keys < FEWEST_KEYS:
+        return {}
+    key_norms = given.get("key_norms")
+    if key_norms is None and query.size(2) < FEWEST_QUERIES:  # the kernel checks computed scores instead
+        return {}
+    if "key_clock" not in given and (bias is None or not _falls(bias, skip_threshold(skip_below, keys))):
+        return {}
+    shift = given.get("shift")
+    moved = query if shift is None else query + shift[:, None]
+    bounds = {
+        "query_most": _lengths(moved) * (scale * _growth(given)),
+        "key_most": _greatest(_lengths(key) if key_norms is None else key_norms),
+    }
+    if bias is not None:
+        bounds["bias_most"] = _greatest(bias[..., 0])
+    if "vectors" in given:
+        vectors = _lengths(given["vectors"]).amax(-1, keepdim=True)
+        met = _lengths(given["meeting"]) if "meeting" in given else _lengths(query) * scale
+        bounds["meeting_most"] = met * vectors
+    if "key_clock" in given:
+        bounds["clock_least"] = -_greatest(-given["key_clock"])
+    return {name: x.contiguous() for name, x in bounds.items()}
+
+
+def _falls(bias: Tensor, by: float) -> bool:
+    """Whether a bias decays so far that keys can be skipped because of it alone. False with NaN."""
+    least, most = torch.aminmax(bias)
+    return bool(least - most < by)
+
+
+def _lengths(x: Tensor) -> Tensor:
+    found = torch.linalg.vector_norm(x, dim=-1)
+    # An upper bound without a float32 copy of x: the norm rounded to bfloat16 may be too low by a factor of 1 - 2**-9.
+    return found if found.dtype != torch.bfloat16 else found.float() * (1 + 2**-8)
+
+
+def _growth(given: Mapping[str, Tensor]) -> Tensor | float:
+    """The largest factor by which the rotation can increase |q| |k|: other channels keep their norm."""
+    if "query_cos" not in given:
+        return 1.0
+    most = [torch.hypot(given[f"{side}_cos"], given[f"{side}_sin"]).amax().clamp(min=1.0) for side in ("query", "key")]
+    return most[0] * most[1]
+
+
+def _greatest(x: Tensor) -> Tensor:
+    """The maximum of every `SPAN` elements of (..., n), (..., spans)."""
+    missing = -x.size(-1) % SPAN
+    return F.pad(x, (0, missing), value=-torch.inf).unflatten(-1, (-1, SPAN)).amax(-1)
+
+
+ANY = 2**40  # a limit beyond any index
+SPAN = 64  # keys, or entries of a table, per maximum, as in bounds.h
+
+_i64 = ctypes.c_int64
+
+
+def _pointers(*names: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, ctypes.c_void_p) for name in names)
+
+
+def _numbers(*names: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, _i64) for name in names)
+
+
+class Rows(ctypes.Structure):
+    """A tensor (batch, heads, rows, channels), contiguous along channels."""
+
+    _fields_ = (*_pointers("x"), *_numbers("batch", "head", "row"))
+
+
+class Table(ctypes.Structure):
+    """A table by distance, with its gradient."""
+
+    _fields_ = (*_pointers("x", "gradient"), *_numbers("head", "low", "entries", "width", "slot", "share"))
+
+
+class Turn(ctypes.Structure):
+    """The rotation of queries and keys."""
+
+    _fields_ = (
+        *_pointers("query_cos", "query_sin", "key_cos", "key_sin"),
+        *_numbers("query_batch", "query_head", "key_batch", "key_head", "pairs", "first", "interleaved"),
+    )
+
+
+class Places(ctypes.Structure):
+    """Terms by two coordinates."""
+
+    _fields_ = (
+        *_pointers("query_place", "key_place", "run_end"),
+        *_numbers("query_batch", "key_batch", "low", "entries"),
+        *_pointers("plane", "d_plane", "by_row", "by_column", "d_by_row", "d_by_column"),
+    )
+
+
+class Broken(ctypes.Structure):
+    """A piecewise linear function."""
+
+    _fields_ = (*_pointers("lines", "share", "ends", "d_lines", "d_share"), *_numbers("segments", "batch"))
+
+
+class OfTile(ctypes.Structure):
+    """A tile of attention."""
+
+    _fields_ = _numbers("batch", "batch_end", "start", "stop", "first", "last", "low", "high", "distance")
+
+
+ROWS = ("q", "k", "v", "o", "dout", "lse", "meeting", "delta", "dq", "dk", "dv", "dq_sums", "d_meeting")
+BOUNDS = ("query_most", "key_most", "bias_most", "meeting_most", "clock_least")
+NUMBERS = (
+    *("count", "batch", "heads", "kv_heads", "queries", "keys", "width", "value_width"),
+    *("function", "is_last", "threads", "slots", "parts"),
+)
+
+
+class Call(ctypes.Structure):
+    """A call of the kernel."""
+
+    _fields_ = (
+        *((name, Rows) for name in ROWS),
+        *((name, Table) for name in TABLES),
+        ("turn", Turn),
+        ("places", Places),
+        ("broken", Broken),
+        *_pointers("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock", *BOUNDS, "tiles"),
+        *_numbers(*NUMBERS),
+        ("softmax_scale", ctypes.c_double),
+        ("skip_threshold", ctypes.c_double),
+        *_pointers("work"),
+        *_numbers("work_size"),
+        *_pointers("pool"),
+    )
+
+
+class _Field(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), *_numbers("offset", "size"))
+
+
+STRUCTURES = {"Rows<Real>": Rows, "Table": Table, "Turn": Turn, "Places": Places, "Broken": Broken}
+STRUCTURES |= {"Tile": OfTile, "Call": Call}
+
+
+def differences(kernel: ctypes.CDLL) -> list[str]:
+    """The names of fields whose offset or size differs between the library and this file."""
+    found = ctypes.POINTER(_Field)()
+    kernel.posenc_fields.restype = _i64
+    count = kernel.posenc_fields(ctypes.byref(found))
+    theirs = {field.name.decode(): (field.offset, field.size) for field in found[:count]}
+    ours = {
+        f"{name}.{field}": (getattr(structure, field).offset, getattr(structure, field).size)
+        for name, structure in STRUCTURES.items()
+        for field, *_ in structure._fields_
+    }
+    kernel.posenc_span.restype = _i64
+    theirs["SPAN"], ours["SPAN"] = (kernel.posenc_span(), 0), (SPAN, 0)
+    return sorted(name for name in theirs | ours if theirs.get(name) != ours.get(name))
+
+
+def rows(x: Tensor) -> Rows:
+    """The `Rows` of (batch, heads, rows, channels)."""
+    assert x.stride(-1) == 1
+    return Rows(x.data_ptr(), *x.stride()[:3])
+
+
+def table(x: Tensor, low: int, groups: int) -> Table:
+    """The `Table` of (heads, entries, width); or of one table for all heads, with a gradient for each key head."""
+    several = x.size(0) > 1
+    step, share = (x.stride(0), 1) if several else (0, groups)
+    return Table(x.data_ptr(), None, step, low, x.size(1), x.size(2), 0, share)
+
+
+def turn(given: dict[str, Tensor], first: int, interleaved: int) -> Turn:
+    """The `Turn` of cos and sin (rows or 1, heads or 1, tokens, pairs), by the names of its fields."""
+    names = ("query_cos", "query_sin", "key_cos", "key_sin")
+    steps = [
+        x.stride(axis) if x.size(axis) > 1 else 0 for x in (given["query_cos"], given["key_cos"]) for axis in (0, 1)
+    ]
+    return Turn(*(given[name].data_ptr() for name in names), *steps, given["key_cos"].size(-1), first, interleaved)
+
+
+def tiles_of(found: Iterable[Tile] | Sequence[Tile]) -> Any:
+    """An array of tiles."""
+    found = list(found)
+    made = (OfTile * len(found))()
+    for to, tile in zip(made, found, strict=True):
+        low, high = -ANY if tile.low is None else tile.low, ANY if tile.high is None else tile.high
+        ends = (tile.start, tile.stop, tile.first, tile.last)
+        to.__init__(tile.row.start, tile.row.stop, *ends, low, high, tile.distance or 0)
+    return made
+
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
@@ -161,7 +366,7 @@ class _Kernel:
 def _check_fields(kernel: ctypes.CDLL) -> None:
     found = differences(kernel)
     if found:
-        raise RuntimeError(f"call.h and structures.py differ in {', '.join(found)}")
+        raise RuntimeError(f"call.h and operator.py differ in {', '.join(found)}")
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -20,6 +20,8 @@ import functools
 import json
 import math
 import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +32,341 @@ from torch.nn import functional as F
 
 from posenc import compat
 from posenc.arguments import check_choice
-from posenc.backends.native.questions import FIXED, P, Question, questions, scattered
-from posenc.backends.operands import IN_DOUBLE, POSSIBLE, Form
-from posenc.encoding.horizon import skipped_by_default
-from posenc.positions.tiles import Tiling
+from posenc.backends.blockwise import IN_DOUBLE, POSSIBLE, Form
+from posenc.encoding.pieces import skipped_by_default
+from posenc.positions.layout import Layout
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Tiling, Visibility, distances, tiles
+
+# -- inputs: integer arithmetic, the same on every machine ------------------------------------------------------------
+
+
+P = 65521  # a prime
+ANGLES = ("query_cos", "query_sin", "key_cos", "key_sin")
+FIXED = ("query_place", "key_place", "ends", "key_norms", *ANGLES)  # tensors without a gradient
+TAIL = 6  # clipped tables are constant from this distance on
+COLUMNS = 29  # tokens in a row, where they have two coordinates
+BREAKS = (41 / 1024, 171 / 1024, 1023 / 1024)  # of a piecewise linear function; all x are multiples of 1/512
+
+
+@functools.cache
+def scattered() -> Tensor:
+    """(40503 n^2 mod P) / P for n = 1 .. P: aperiodic numbers from 0 to 1."""
+    n = torch.arange(1, P + 1, dtype=torch.int64)
+    return (n * n * 40503 % P).double() / P
+
+
+@functools.cache
+def _line() -> Tensor:
+    """The numbers of all questions, repeated once."""
+    return (scattered() * 128).floor().sub(64).div(64).repeat(2)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Positions of queries and keys, visibility, and sizes."""
+
+    query_positions: Callable[[], Positions]
+    key_positions: Callable[[], Positions]
+    visibility: Visibility
+    batch: int
+    heads: int
+    kv_heads: int
+    per_head: bool  # whether each head has its own table
+    scale: float
+    width: int = 16
+    value_width: int = 16
+    threads: int = 1
+
+
+@functools.cache
+def _packed() -> Positions:
+    """Two rows: three documents; and one document with a gap in its coordinates, then padding."""
+    packed = Positions.packed([[37, 50, 16], [90]])
+    coords = packed.coords.clone()
+    coords[1, 41:] += 23
+    return packed.with_coords(coords)
+
+
+def _text(n: int, start: int = 0) -> Callable[[], Positions]:
+    return functools.cache(lambda: Positions.arange(n, start=start))
+
+
+def _window(n: int) -> Visibility:
+    return Visibility(is_causal=True, left=n - 1, right=0)
+
+
+# The kernel has blocks of 64, 256 and 512 tokens: the lengths are not multiples of them and exceed each.
+PLACES = {
+    "window of 9": Place(_text(131), _text(131), _window(9), 1, 4, 2, True, 1.0),
+    "window of 40": Place(_text(530), _text(530), _window(40), 1, 2, 1, False, 0.7),
+    "all keys": Place(_text(67, 500), _text(570), Visibility(), 1, 2, 1, True, 0.7, value_width=20),
+    "packed": Place(_packed, _packed, Visibility(is_causal=True), 2, 3, 3, False, 1.0, width=21),
+    "few queries": Place(_text(3, 597), _text(600), Visibility(is_causal=True), 1, 2, 2, True, 1.0),
+    "two threads": Place(_text(300), _text(300), Visibility(is_causal=True), 1, 2, 1, True, 1.0, threads=2),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A term with a `Place`."""
+
+    term: str
+    place_name: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.term}, {self.place_name}"
+
+    @property
+    def place(self) -> Place:
+        return PLACES[self.place_name]
+
+    @property
+    def is_planar(self) -> bool:
+        return "coordinates" in self.term
+
+    @functools.cached_property
+    def query_positions(self) -> Positions:
+        return self._positions(self.place.query_positions())
+
+    @functools.cached_property
+    def key_positions(self) -> Positions:
+        return self._positions(self.place.key_positions())
+
+    def _positions(self, positions: Positions) -> Positions:
+        if not self.is_planar:
+            return positions
+        at = positions.order
+        coords = torch.stack((at // COLUMNS, at % COLUMNS), -1)
+        return Positions(coords, order=positions.order, document=positions.document)
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout]:
+        both = self.query_positions.layout, self.key_positions.layout
+        return (both[0].by_order(), both[1].by_order()) if self.is_planar else both
+
+    @functools.cached_property
+    def reach(self) -> tuple[int, int]:
+        """The lowest and highest difference of any coordinate, key minus query: of unmasked pairs or, with two
+        coordinates, of all pairs."""
+        if self.is_planar:
+            x, y = self.query_positions.coords, self.key_positions.coords
+            return int(y.min() - x.max()), int(y.max() - x.min())
+        seen = distances(list(tiles(*self.layouts, self.place.visibility, self.place.batch)))
+        assert seen is not None
+        return seen
+
+    def numbers(self, what: str, *shape: int) -> Tensor:
+        """Numbers from -1 to 63/64 in float64, which depend on the names of the question and of ``what``."""
+        start = zlib.crc32(f"{self.name}: {what}".encode()) % P
+        return _line()[start : start + math.prod(shape)].reshape(shape)
+
+    def table(self, what: str, width: int, ends: tuple[int, int]) -> Tensor:
+        """A table of all distances from one end to the other, (heads or 1, entries, width)."""
+        return self.numbers(what, self.place.heads if self.place.per_head else 1, ends[1] - ends[0] + 1, width)
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """query, key and value, and the gradients of output and log-sum-exp."""
+        at = self.place
+        sizes = {"query": (at.heads, len(self.query_positions)), "key": (at.kv_heads, len(self.key_positions))}
+        shapes = {
+            "query": (*sizes["query"], at.width),
+            "key": (*sizes["key"], at.width),
+            "value": (*sizes["key"], at.value_width),
+            "gradient of the output": (*sizes["query"], at.value_width),
+            "gradient of the log-sum-exp": sizes["query"],
+        }
+        found = {name: self.numbers(name, at.batch, *shape) for name, shape in shapes.items()}
+        found["query"] = found["query"] * 4
+        if self.skips:  # a key far from most queries, with a norm too large to be skipped
+            loud = torch.arange(found["key"].size(2)) == 100
+            found["key"] = torch.where(loud[:, None], found["key"] * 32, found["key"])
+        return found
+
+    @functools.cached_property
+    def given(self) -> tuple[dict[str, Tensor], dict[str, int], list[int]]:
+        """The operator's tensors by name, the first entries of its tables, and its function."""
+        return TERMS[self.term](self)
+
+    @property
+    def turn(self) -> list[int]:
+        """The first rotated channel, and whether pairs are interleaved; empty without a rotation."""
+        return TURNS.get(self.term, [])
+
+    @property
+    def skips(self) -> bool:
+        """Whether negligible keys are skipped."""
+        return "faint" in self.term
+
+
+Term = tuple[dict[str, Tensor], dict[str, int], list[int]]
+NO_FUNCTION, RELU, RELU_LAST, CAP, CAP_LAST = [0, 0], [1, 0], [1, 1], [2, 0], [2, 1]
+
+
+def _tables(*names: str, tail: int | None = TAIL, function: list[int] = NO_FUNCTION) -> Callable[[Question], Term]:
+    """Tables by distance, clipped or for all distances."""
+
+    def make(ask: Question) -> Term:
+        ends = ask.reach if tail is None else (-tail, tail)
+        widths = {"vectors": ask.place.width, "key_vectors": ask.place.width, "values": ask.place.value_width}
+        found = {name: ask.table(name, widths.get(name, 1), ends) for name in names}
+        if "factor" in found:  # a cap must not be 0
+            found["factor"] = found["factor"] / 2 + 1.5
+        return found, dict.fromkeys(names, ends[0]), function
+
+    return make
+
+
+def _also(*terms: Callable[[Question], Term], **more: Callable[[Question], Tensor]) -> Callable[[Question], Term]:
+    """All of these terms, with the function of the last, and more tensors."""
+
+    def make(ask: Question) -> Term:
+        found: dict[str, Tensor] = {}
+        lows: dict[str, int] = {}
+        function = NO_FUNCTION
+        for term in terms:
+            tensors, low, function = term(ask)
+            found |= tensors
+            lows |= low
+        return found | {name: of(ask) for name, of in more.items()}, lows, function
+
+    return make
+
+
+def _feature(ask: Question) -> Term:
+    """The product of vectors with a feature of another width than the query."""
+    at, width = ask.place, 11
+    meeting = ask.numbers("meeting", at.batch, at.heads, len(ask.query_positions), width)
+    return {"meeting": meeting, "vectors": ask.table("vectors", width, (-TAIL, TAIL))}, {"vectors": -TAIL}, NO_FUNCTION
+
+
+def _shift(ask: Question) -> Tensor:
+    return ask.numbers("shift", ask.place.heads, ask.place.width)
+
+
+TURNS = {"turned queries and keys (half)": [0, 0], "turned queries and keys (some, interleaved)": [4, 1]}
+
+
+def _turned(pairs: int) -> Callable[[Question], Term]:
+    """Queries and keys that the kernel rotates, with the same angles for all heads or separate ones."""
+
+    def make(ask: Question) -> Term:
+        at, found = ask.place, dict[str, Tensor]()
+        for side, heads, positions in (
+            ("query", at.heads, ask.query_positions),
+            ("key", at.kv_heads, ask.key_positions),
+        ):
+            # (1 - t^2) / (1 + t^2) and 2t / (1 + t^2) are a cos and sin that need no math library.
+            t = ask.numbers(f"{side} angles", 1, heads if at.per_head else 1, len(positions), pairs)
+            found[f"{side}_cos"], found[f"{side}_sin"] = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
+        return found, {}, NO_FUNCTION
+
+    return make
+
+
+def _clock(side: str) -> Callable[[Question], Tensor]:
+    def make(ask: Question) -> Tensor:
+        positions = ask.query_positions if side == "query" else ask.key_positions
+        readings = ask.numbers(f"{side} clock", ask.place.batch, ask.place.heads, len(positions))
+        # An increasing one makes distant keys negligible.
+        return readings - positions.coords[:, None] / 2.0 if ask.skips else readings
+
+    return make
+
+
+def _falling(ask: Question) -> Term:
+    """A bias that decays so far that most keys are negligible."""
+    low, high = ask.reach
+    r = torch.arange(low, high + 1, dtype=torch.float64)
+    line = -r.abs() / 2 + ask.table("bias", 1, ask.reach)[..., 0]
+    return {"bias": line[..., None]}, {"bias": low}, NO_FUNCTION
+
+
+def _lengths_of_keys(ask: Question) -> Tensor:
+    return torch.linalg.vector_norm(ask.tensors["key"], dim=-1)
+
+
+def _broken(ask: Question) -> Term:
+    """A piecewise linear function of x = away(r) share with four pieces."""
+    low, high = ask.reach
+    away = torch.arange(low, high + 1).neg().clamp(min=0).double() / 64
+    share = (2.0 ** -(ask.query_positions.coords % 4).double()).expand(ask.place.batch, -1)
+    least = torch.tensor(BREAKS, dtype=torch.float64) / share[..., None]
+    # `away` decreases with the distance: entries beyond the n-th break come before the n-th end.
+    ends = len(away) - torch.searchsorted(away.flip(0), least.contiguous(), right=True)
+    lines = ask.numbers("lines", ask.place.heads, len(BREAKS) + 1, 2)
+    tensors = {"away": away[None, :, None], "share": share.contiguous(), "lines": lines, "ends": ends}
+    return tensors, {"away": low}, NO_FUNCTION
+
+
+def _plane(*names: str) -> Callable[[Question], Term]:
+    """Terms by two coordinates."""
+
+    def make(ask: Question) -> Term:
+        at, entries = ask.place, ask.reach[1] - ask.reach[0] + 1
+        shapes = {"plane": (at.heads, entries, entries)}
+        of_queries = (at.batch, at.heads, len(ask.query_positions), entries)
+        found = {name: ask.numbers(name, *shapes.get(name, of_queries)) for name in names}
+        found["query_place"], found["key_place"] = ask.query_positions.coords, ask.key_positions.coords
+        return found, {"plane": ask.reach[0]}, NO_FUNCTION
+
+    return make
+
+
+TERMS: Mapping[str, Callable[[Question], Term]] = {
+    "no term": lambda ask: ({}, {}, NO_FUNCTION),
+    "bias (clipped)": _tables("bias"),
+    "bias (a line)": _tables("bias", tail=None),
+    "vectors that queries meet (clipped)": _tables("vectors"),
+    "vectors that queries meet (all distances)": _tables("vectors", tail=None),
+    "vectors that features meet": _feature,
+    "vectors that keys meet (clipped)": _tables("key_vectors"),
+    "vectors that keys meet (all distances)": _tables("key_vectors", tail=None),
+    "values by distance (clipped)": _tables("values"),
+    "values by distance (all distances)": _tables("values", tail=None),
+    "functions of the score (relu times)": _tables("factor", tail=None, function=RELU),
+    "functions of the score (relu times, clipped)": _tables("factor", function=RELU),
+    "functions of the score (relu times, last)": _tables("factor", "bias", tail=None, function=RELU_LAST),
+    "functions of the score (cap)": _tables("factor", "bias", tail=None, function=CAP),
+    "functions of the score (one cap, last)": _also(
+        _tables("factor", tail=0, function=CAP_LAST), query_clock=_clock("query"), key_clock=_clock("key")
+    ),
+    "broken line": _broken,
+    "clocks": _also(_tables(), query_clock=_clock("query"), key_clock=_clock("key")),
+    "a vector added to queries": _also(_tables("vectors"), shift=_shift),
+    "turned queries and keys (half)": _turned(8),
+    "turned queries and keys (some, interleaved)": _turned(5),
+    "two coordinates (plane)": _plane("plane"),
+    "two coordinates (by row)": _plane("by_row"),
+    "two coordinates (by column)": _plane("by_column"),
+    "two coordinates (all three)": _plane("plane", "by_row", "by_column"),
+    "what is too faint (bias)": _falling,
+    "what is too faint (bias, vectors)": _also(_falling, _tables("vectors"), shift=_shift, key_norms=_lengths_of_keys),
+    "what is too faint (clocks)": _also(_tables(), query_clock=_clock("query"), key_clock=_clock("key")),
+}
+MANY_KEYS = ("all keys", "few queries")  # enough to skip some
+# Threads share keys in the same way for every term: a few terms suffice, since on a busy machine threads wait.
+SHARED = (
+    "bias (a line)",
+    "vectors that queries meet (clipped)",
+    "values by distance (clipped)",
+    "broken line",
+    "clocks",
+)
+
+
+def questions() -> Iterator[Question]:
+    """All questions, newly created, so that their tensors are not kept."""
+    for term in TERMS:
+        for place in PLACES:
+            if (place in MANY_KEYS or "faint" not in term) and (place != "two threads" or term in SHARED):
+                yield Question(term, place)
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
+
 
 KNOWN = Path(__file__).with_name("known.json")
 MARGIN = 8.0

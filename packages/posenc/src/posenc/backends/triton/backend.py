@@ -8,37 +8,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.backends import eligible
-from posenc.backends.backend import Backend, Unless
-from posenc.backends.call import FEW_QUERIES, Call
-from posenc.backends.eligible import line_of
-from posenc.backends.kept import kept
-from posenc.backends.operands import Given
-from posenc.backends.skipping import orders_seen, own_keys, seen_blocks
-from posenc.backends.triton.launch import GRID, WIDEST, is_interpreted, missing, too_many
-from posenc.backends.triton.operator import counted_for, triton
-from posenc.backends.triton.skipping import highest_of, share
-from posenc.backends.triton.tasks import ANY, SPAN
-from posenc.backends.unseen import cleared
+from posenc.backends import blockwise
+from posenc.backends.blockwise import Given, line_of, orders_seen, own_keys, seen_blocks
+from posenc.backends.call import FEW_QUERIES, Backend, Call, Unless, cleared, kept
+from posenc.backends.triton.operator import GRID, WIDEST, counted_for, is_interpreted, missing, too_many, triton
+from posenc.backends.triton.tasks import ANY, SPAN, highest_of, share
 from posenc.encoding.pieces import Bias, Clock, Function, Meeting, Term
 from posenc.rotation.phases import constant
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-KINDS: dict[type[Term], tuple[Unless, ...]] = eligible.KINDS | {
+KINDS: dict[type[Term], tuple[Unless, ...]] = blockwise.KINDS | {
     Meeting: (
-        *eligible.KINDS[Meeting],
+        *blockwise.KINDS[Meeting],
         Unless("a key is multiplied with a vector", lambda piece, call: piece.side == "key"),
     ),
     Function: (
-        eligible.ONE_AXIS,
+        blockwise.ONE_AXIS,
         Unless(
             "a score term is a piecewise linear function of both coordinates, which the kernel supports only for few "
             "queries and without gradients",
             lambda piece, call: piece.broken is not None and not _is_step(call),
         ),
-        Unless(eligible.BY_DISTANCE.reason, lambda piece, call: piece.broken is None and piece.reads_coordinates),
+        Unless(blockwise.BY_DISTANCE.reason, lambda piece, call: piece.broken is None and piece.reads_coordinates),
         Unless(
             "a score term is a function of the score that the kernel does not support",
             lambda piece, call: piece.broken is None and (piece.formula != "relu times" or piece.distance is None),
@@ -106,11 +99,11 @@ def _on_both_sides(start: int, end: int, device: torch.device) -> Tensor:
 def _long_tables(call: Call) -> str | None:
     """Why a table of distances cannot be stored: if a term is neither constant nor, as a bias, linear far away; or if
     distances are beyond the kernels' integers."""
-    if not eligible.distances_of(call) or not eligible.is_spread(call):
+    if not blockwise.distances_of(call) or not blockwise.is_spread(call):
         return None
-    tails = {distance.tail for distance in eligible.distances_of(call)}
-    is_beyond = "linear" in tails and max(map(abs, eligible.reach_of(call))) >= ANY // 2
-    return eligible.LONG if is_beyond or not tails.issubset(_Lines.tails) else None
+    tails = {distance.tail for distance in blockwise.distances_of(call)}
+    is_beyond = "linear" in tails and max(map(abs, blockwise.reach_of(call))) >= ANY // 2
+    return blockwise.LONG if is_beyond or not tails.issubset(_Lines.tails) else None
 
 
 def _arguments(call: Call) -> tuple[Tensor | None, tuple[Any, ...]]:
@@ -171,6 +164,6 @@ TRITON = Backend(
     "triton",
     _run,
     KINDS,
-    first=(_inputs, eligible.inputs),
-    last=(eligible.order, eligible.lines_known, _long_tables, lambda call: missing()),
+    first=(_inputs, blockwise.inputs),
+    last=(blockwise.order, blockwise.lines_known, _long_tables, lambda call: missing()),
 )

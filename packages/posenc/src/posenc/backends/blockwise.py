@@ -1,0 +1,764 @@
+"""What the backends that compute tile by tile, native and triton, share: what they ask of a call, the operands of
+kernels, which blocks of keys count, and custom operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc import compat
+from posenc.arguments import one_or
+from posenc.backends.call import Call, Unless, kept, never
+from posenc.compat import no_grad
+from posenc.encoding.pieces import (
+    Bias,
+    BrokenLine,
+    Clock,
+    Distance,
+    Fold,
+    Function,
+    Meeting,
+    Piece,
+    Row,
+    Term,
+    Value,
+    skip_threshold,
+)
+from posenc.lowering.distances import ENTRIES_PER_TOKEN, Block
+from posenc.lowering.forms import added_to_query, check_width, meets
+from posenc.positions.layout import Span, distance_bounds
+from posenc.positions.positions import PADDING
+from posenc.positions.tiles import Tiling, Visibility, distances, tiles
+
+# -- of a call --------------------------------------------------------------------------------------------------------
+
+
+def inputs(call: Call) -> str | None:
+    """Why a call cannot be computed from its tiles, whatever its terms."""
+    if call.attn_mask is not None or call.dropout_p:
+        return "it does not support attn_mask and dropout"
+    if call.is_forward_mode:
+        return "it has no forward-mode derivative"
+    if compat.is_transformed():
+        return "its operator does not support torch.func transforms"
+    if call.scale <= 0:
+        return "it masks before it scales, so the scale must be positive"
+    if 0 in (*call.query.shape, *call.key.shape, *call.value.shape):
+        return "an input is empty"
+    if call.layouts is None:
+        return "the layout of the positions is unknown: use positions.with_layout(), or a constructor of Positions"
+    return None
+
+
+def order(call: Call) -> str | None:
+    """Why terms of supported kinds cannot be computed in this order, or so many of them."""
+    folds = [piece for piece in call.pieces if isinstance(piece, Fold)]
+    on_key = any(piece.key is not None for piece in folds)
+    changing = [n for n, piece in enumerate(call.pieces) if _changes(piece)]
+    if len(changing) > 1 or any(n not in (0, len(call.pieces) - 1) for n in changing):
+        return "a score term that is a function of the score is between other terms"
+    if on_key and any(piece.query is not None for piece in folds):
+        return "vectors are added to both query and key, and their product is an unwanted cross term"
+    if on_key and changing[:1] == [0] and len(call.pieces) > 1:
+        return "a score term needs the score before a vector is added to the key"
+    if changing[:1] == [0] and folds:
+        return "a score term needs the score before a vector is added to the query"
+    if sum(isinstance(piece, Clock) for piece in call.pieces) > 1:
+        return "there is more than one cumulative feature"
+    return None
+
+
+def _changes(piece: Piece) -> bool:
+    """Whether it is a function of the score, and not a piecewise linear one of both coordinates."""
+    return isinstance(piece, Function) and not piece.reads_coordinates
+
+
+def lines_known(call: Call) -> str | None:
+    """Why a call's distances are unknown."""
+    assert call.layouts is not None
+    if distances_of(call) and any(s.line is None for layout in call.layouts for row in layout.rows or () for s in row):
+        return "a term depends on distance, and coordinates are not known to increase by one with the tokens"
+    return None
+
+
+LONG = "a term needs a table of all distances, whose range is too large"
+
+
+def long_tables(call: Call) -> str | None:
+    """Why the table of a term that is not constant at large distances cannot be stored."""
+    is_long = any(distance.tail != "constant" for distance in distances_of(call)) and is_spread(call)
+    return LONG if is_long else None
+
+
+# -- of a term --------------------------------------------------------------------------------------------------------
+
+
+def _differs_between_queries(piece: Fold, call: Call) -> bool:
+    query = piece.query
+    return query is not None and not (query.dim() == 4 and query.size(0) == query.size(2) == 1)
+
+
+def _differs_between_heads(piece: Fold, call: Call) -> bool:
+    return piece.key is not None and not one_or(piece.key.size(1), call.key.size(1))
+
+
+NO_SEGMENTS = Unless(
+    "a score term depends on segments", lambda term, call: term.distance is not None and term.distance.axis == "segment"
+)
+ONE_AXIS = Unless("a score term depends on several coordinates", lambda term, call: term.is_planar)
+HIDES = Unless("a score term masks keys", lambda piece, call: piece.hides)
+SAME_FOR_QUERIES = Unless("a vector added to the query differs from token to token", _differs_between_queries)
+SAME_FOR_GROUPS = Unless("a vector added to the key differs from query head to query head", _differs_between_heads)
+BY_DISTANCE = Unless("a score term is a function of both coordinates", lambda piece, call: piece.reads_coordinates)
+NO_ROWS = never("a score term needs whole rows of scores")
+
+KINDS: dict[type[Term], tuple[Unless, ...]] = {
+    Bias: (HIDES, ONE_AXIS),
+    Meeting: (NO_SEGMENTS, ONE_AXIS),
+    Fold: (SAME_FOR_QUERIES, SAME_FOR_GROUPS),
+    Clock: (),
+    Function: (ONE_AXIS, BY_DISTANCE),
+    Row: NO_ROWS,
+    Value: (ONE_AXIS,),
+}
+"""What tiles can do with each kind; a backend may do more, or less."""
+
+
+# -- distances --------------------------------------------------------------------------------------------------------
+
+
+def distances_of(call: Call) -> list[Distance]:
+    """Those of lines of distances: of all terms that are not planar, and of piecewise linear functions."""
+    found = [term.distance for term in (*call.values, *call.pieces) if not term.is_planar]
+    broken = [Distance(p.scheme) for p in call.pieces if isinstance(p, Function) and p.reads_coordinates]
+    return [distance for distance in found if distance is not None] + broken
+
+
+def is_spread(call: Call) -> bool:
+    """Whether the range of distances is too large for a table, as on both sides of a gap."""
+    assert call.layouts is not None
+    query, key = call.layouts
+    if query.run is not None and key.run is not None:
+        return False  # contiguous texts have as many distances as tokens
+    most = ENTRIES_PER_TOKEN * (call.query.size(2) + call.key.size(2))
+    bounds = distance_bounds(query, key)
+    if bounds is not None and bounds[1] - bounds[0] < most:
+        return False
+    least, greatest = reach_of(call)
+    return greatest - least >= most
+
+
+def reach_of(call: Call) -> tuple[int, int]:
+    """The lowest and highest distance of any unmasked pair."""
+    assert call.layouts is not None
+    query, key = (layout.run for layout in call.layouts)
+    # The spans of a grid have no line.
+    if (
+        torch.compiler.is_compiling()
+        and query is not None
+        and key is not None
+        and query.line is not None
+        and key.line is not None
+    ):
+        return _reach_of_runs(query, key, call)
+    found = list(tiles(*call.layouts, call.visibility, call.query.size(0)))
+    reached = distances(found)
+    assert reached is not None or not distances_of(call)
+    return reached or (0, 0)
+
+
+def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:
+    """The same without comparing lengths, which may be symbolic."""
+    assert query.line is not None
+    assert key.line is not None
+    m, n = call.query.size(2), call.key.size(2)
+    apart = key.line - query.line
+    lowest, highest = apart - (m - 1), apart + n - 1
+    if call.visibility.furthest is not None:
+        level = (key.line - key.order) - (query.line - query.order)
+        highest = compat.sym_min(highest, level + call.visibility.furthest)
+    return lowest, highest
+
+
+def line_of(at: Callable[[Tensor], Tensor], distance: Distance, block: Block, r: Tensor) -> Tensor:
+    """The values of a term at these distances, (heads or 1, distances[, width]), in the scores' dtype."""
+    return block.of_heads(at(distance.clamped(r)), distance.scheme).to(block.dtype)
+
+
+# -- tables of two coordinates ----------------------------------------------------------------------------------------
+
+
+ENTRIES_OF_PLANE = 64  # for each token: of 64 x 64 patches there are two, of 16 x 256 thirty-two
+FEW_ENTRIES = 2**14
+
+
+def refused_plane(call: Call) -> str | None:
+    """Why the planar pieces of a call cannot be tables; None if they can."""
+    pieces = [piece for piece in call.pieces if piece.is_planar]
+    if not pieces:
+        return None
+    for positions in (call.query_positions, call.key_positions):
+        coords = positions.coords
+        if coords.dim() != 3 or coords.size(2) != 2 or coords.dtype != torch.int64:
+            return "a score term depends on several coordinates, which are not two integers"
+    reached = _reach_of_plane(call, pieces)
+    if reached is None:
+        return "a score term depends on several coordinates, whose bounds are unknown"
+    entries, tokens = reached[1] - reached[0] + 1, call.query.size(2) + call.key.size(2)
+    is_plane = any(isinstance(piece, Bias) for piece in pieces)
+    if (is_plane and entries**2 > max(FEW_ENTRIES, ENTRIES_OF_PLANE * tokens)) or entries > ENTRIES_PER_TOKEN * tokens:
+        return "a term needs a table of all differences of two coordinates, whose range is too large"
+    return None
+
+
+def _reach_of_plane(call: Call, pieces: Sequence[Piece]) -> tuple[int, int] | None:
+    """The lowest and highest difference of any coordinate, key minus query, with an entry; None: unknown."""
+    bounds = distance_bounds(call.query_positions.layout, call.key_positions.layout)
+    if bounds is None:
+        return None
+    low, high = map(int, bounds)
+    reaches = [piece.distance.reach for piece in pieces if piece.distance is not None]
+    if all(reach is not None for reach in reaches):
+        most = max(side - 1 for reach in reaches for side in reach or ())
+        low, high = max(low, -most), min(high, most)
+    return (low, high) if low <= high else (0, 0)  # all pairs beyond the reach are masked
+
+
+def tables_of_plane(pieces: Sequence[Bias | Meeting], call: Call, block: Block) -> tuple[int, dict[str, Tensor]]:
+    """The difference of the first entry, and the tensors of planar pieces by name: "plane" (heads, entries, entries),
+    "by_row" and "by_column" (batch, heads, queries, entries), and the coordinates (rows, tokens, 2)."""
+    heads = call.query.size(1)
+    reached = _reach_of_plane(call, pieces)
+    assert reached is not None
+    r = torch.arange(reached[0], reached[1] + 1, device=call.query.device)
+    found: dict[str, list[Tensor]] = {"plane": [], "by_row": [], "by_column": []}
+    for piece in pieces:
+        distance = piece.distance
+        if isinstance(piece, Bias) and distance.axis is None:
+            both = torch.stack(torch.meshgrid(r, r, indexing="ij"), -1)  # all pairs of differences
+            found["plane"].append(line_of(piece.at, distance, block, both).expand(heads, -1, -1))
+        elif isinstance(piece, Bias):
+            line = line_of(piece.at, distance, block, r)
+            line = line[:, :, None] if distance.axis == 0 else line[:, None]
+            found["plane"].append(line.expand(heads, len(r), len(r)))
+        else:
+            vectors = line_of(piece.at, distance, block, r)
+            meeting = meets(piece, block)
+            check_width(vectors, meeting, distance.scheme)
+            products = (meeting @ vectors.mT).expand(call.query.size(0), heads, -1, -1)
+            found["by_row" if distance.axis == 0 else "by_column"].append(products.to(call.dtype))
+    tensors = {name: reduce(torch.add, terms) for name, terms in found.items() if terms}
+    tensors["query_place"], tensors["key_place"] = call.query_positions.coords, call.key_positions.coords
+    return reached[0], tensors
+
+
+# -- operands ---------------------------------------------------------------------------------------------------------
+
+
+TABLES = ("bias", "vectors", "values", "factor", "key_vectors", "away")
+POSSIBLE = (*TABLES, "plane")  # those that begin at some distance
+IN_DOUBLE = ("query_clock", "key_clock", "lines", "share")
+# Those that no query, key or feature is part of.
+OF_POSITIONS = frozenset(
+    (*TABLES, "slopes", "shift", "share", "lines", "ends", "query_cos", "query_sin", "key_cos", "key_sin")
+)
+FUNCTIONS = {"relu times": 1, "cap": 2}  # functions that kernels support, by `Function.formula`
+
+
+class Form(NamedTuple):
+    """What an operator takes in whole numbers: a function of the score and whether it comes last; the distance of the
+    first entry of each possible table; and where the kernel rotates, the first channel and 1 if interleaved, else 0."""
+
+    function: Sequence[int]
+    lows: Sequence[int]
+    turn: Sequence[int] = ()
+
+    def low_of(self, name: str) -> int:
+        """The distance of the first entry of a table."""
+        return self.lows[POSSIBLE.index(name)]
+
+    def flat(self) -> list[int]:
+        """As one list."""
+        return [*self.function, *self.lows, *self.turn]
+
+    @staticmethod
+    def unflat(numbers: Sequence[int]) -> Form:
+        """The inverse of `flat`."""
+        past = 2 + len(POSSIBLE)
+        return Form(numbers[:2], numbers[2:past], numbers[past:])
+
+
+class Given:
+    """The arguments of a kernel besides query and value: the key, tensors by name, and the first entries of tables.
+
+    - "bias" and "factor" (heads or 1, entries, 1), "vectors" and "values" (heads or 1, entries, width).
+    - "key_vectors", scaled, to multiply with keys.
+    - "shift" (heads, head_dim), added to the query.
+    - "meeting" (batch, heads, queries, width), multiplied with the vectors instead of the query.
+    - "query_clock" and "key_clock" (batch, heads, tokens), in float64.
+    - The tables of `tables_of_plane`.
+    - "away" (1, entries, 1), "share" (rows, queries) and "lines" (heads, lines, 2) of a `BrokenLine`, the latter two in
+      float64, and "ends" (rows, queries, lines - 1), the number of entries of "away" before each break of a query.
+    """
+
+    tails: tuple[str | None, ...] = ("constant",)  # those for which a table ends where they begin
+
+    def __init__(self, call: Call) -> None:
+        planar = [piece for piece in call.pieces if piece.is_planar and isinstance(piece, (Bias, Meeting))]
+        if planar:
+            call = replace(call, pieces=tuple(piece for piece in call.pieces if not piece.is_planar))
+        self.call = call
+        self.reach = reach_of(call)
+        self.key = call.key
+        self.tensors: dict[str, Tensor] = {}
+        self.lows: dict[str, int] = {}
+        self.function = [0, 0]
+        block = call.raw_block()
+        self._biases_and_meetings(block)
+        self._others(block)
+        if planar:
+            self.lows["plane"], tables = tables_of_plane(planar, call, block)
+            self.tensors.update(tables)
+
+    def _entries(self, distances: Sequence[Distance]) -> tuple[int, Tensor]:
+        """The first distance of a table for all of these, and its distances: those of any pair or, if every term is
+        constant beyond some distance, only up to that. The kernel repeats the end entries."""
+        lowest, highest = self.reach
+        if all(distance.tail in self.tails for distance in distances):
+            past = max(distance.past for distance in distances)
+            lowest, highest = (compat.sym_min(compat.sym_max(end, lowest), highest) for end in (-past, past))
+        return lowest, torch.arange(lowest, highest + 1, device=self.call.query.device)
+
+    def _put(self, name: str, low: int, table: Tensor) -> None:
+        """A table (heads or 1, entries[, width])."""
+        self.tensors[name], self.lows[name] = (table if table.dim() == 3 else table[..., None]), low
+
+    def _biases_and_meetings(self, block: Block) -> None:
+        """The biases, and the vectors with their multiplicands."""
+        call, heads = self.call, self.call.query.size(1)
+        biases = [piece for piece in call.pieces if isinstance(piece, Bias)]
+        meetings = [piece for piece in call.pieces if isinstance(piece, Meeting)]
+        shifted = [piece for piece in meetings if piece.shift is not None]  # these also add a bias
+        of_vectors = [piece.distance for piece in meetings]
+        of_lines = [piece.distance for piece in biases]
+        if shifted:
+            of_vectors = of_lines = [*of_vectors, *of_lines]
+        lines: list[Tensor] = []
+        vectors: list[Tensor] = []
+        key_vectors: list[Tensor] = []
+        features: list[tuple[Tensor, Tensor]] = []
+        if meetings:
+            low, r = self._entries(of_vectors)
+        for meeting in meetings:
+            line = line_of(meeting.at, meeting.distance, block, r)
+            feature = call.query if meeting.feature is None else meets(meeting, block)
+            check_width(line, feature, meeting.distance.scheme)
+            if meeting.feature is not None:
+                features.append((feature, line.expand(heads, -1, -1)))
+                continue
+            (vectors if meeting.side == "query" else key_vectors).append(line)
+            if meeting.shift is not None:
+                v = block.of_heads(meeting.shift.to(call.dtype), meeting.distance.scheme)
+                lines.append((line @ v[..., None])[..., 0] * call.scale)
+        if features:
+            if vectors:
+                features.insert(
+                    0, (call.query.to(call.dtype) * call.scale, reduce(torch.add, vectors).expand(heads, -1, -1))
+                )
+            self.tensors["meeting"], joined = (torch.cat(each, -1) for each in zip(*features, strict=True))
+            self._put("vectors", low, joined)
+        elif vectors:
+            self._put("vectors", low, reduce(torch.add, vectors))
+        if key_vectors:
+            self._put("key_vectors", low, reduce(torch.add, key_vectors) * call.scale)
+        if biases or shifted:
+            low, r = self._entries(of_lines)
+            lines += [line_of(bias.at, bias.distance, block, r) for bias in biases]
+            self._put("bias", low, reduce(torch.add, lines))
+
+    def _others(self, block: Block) -> None:
+        """Vectors of the output, folds, cumulative features, and a function."""
+        call = self.call
+        if call.values:
+            low, r = self._entries([term.distance for term in call.values])
+            lines = [line_of(term.vectors, term.distance, block, r) for term in call.values]
+            self._put("values", low, reduce(torch.add, lines))
+        for piece in call.pieces:
+            if isinstance(piece, Fold):
+                self._fold(piece, block)
+            elif isinstance(piece, Clock):
+                self._clock(piece, block)
+            elif isinstance(piece, Function):
+                self._function(piece, block)
+
+    def _fold(self, piece: Fold, block: Block) -> None:
+        """Vectors added to the query or to the key."""
+        if piece.key is not None:
+            check_width(piece.key, self.call.query, piece.scheme)
+            self.key = self.key + piece.key.to(self.call.dtype)
+        elif piece.query is not None:
+            check_width(piece.query, self.call.query, piece.scheme)
+            heads = self.call.query.size(1)
+            u = block.of_heads(piece.query[0, :, 0].to(self.call.dtype), piece.scheme).expand(heads, -1)
+            self.tensors["shift"] = self.tensors["shift"] + u if "shift" in self.tensors else u
+
+    def _clock(self, piece: Clock, block: Block) -> None:
+        """A cumulative feature."""
+        batch, heads = self.call.query.shape[:2]
+        for side in ("query", "key"):
+            self.tensors[f"{side}_clock"] = block.feature(piece.feature, side).expand(batch, heads, -1).double()
+
+    def _function(self, piece: Function, block: Block) -> None:
+        """A function of the score that kernels support."""
+        if piece.broken is not None:
+            return self._broken(piece.broken, piece.scheme, block)
+        assert piece.formula is not None
+        assert piece.distance is not None
+        low, r = self._entries([piece.distance])
+        (c,) = piece.coefficients(r)
+        self._put("factor", low, block.of_heads(c.to(self.call.dtype), piece.distance.scheme))
+        self.function = [FUNCTIONS[piece.formula], self._is_last(piece)]
+
+    def _is_last(self, piece: Function) -> int:
+        return int(len(self.call.pieces) > 1 and self.call.pieces[-1] is piece)
+
+    def _broken(self, piece: BrokenLine, scheme: str, block: Block) -> None:
+        """A piecewise linear function of both coordinates."""
+        low, r = self._entries([Distance(scheme)])
+        away, share = piece.away(r), piece.share(block.query_positions.scalar(scheme))
+        breaks, lines = piece.lines()
+        # Entries decrease: those before the n-th end are beyond the n-th break.
+        least = (breaks / share[..., None]).detach()
+        ends = away.size(0) - torch.searchsorted(away.detach().flip(0), least, right=True)
+        self._put("away", low, away.to(self.call.dtype)[None])
+        heads = block.query.size(1)
+        self.tensors.update(share=share, lines=block.of_heads(lines, scheme).expand(heads, -1, -1), ends=ends)
+
+    @property
+    def is_of_positions(self) -> bool:
+        """Whether the tensors follow from positions and fixed parameters alone, so that another layer has the same."""
+        return OF_POSITIONS.issuperset(self.tensors) and not any(x.requires_grad for x in self.tensors.values())
+
+    def arguments(self, turn: Sequence[int] = ()) -> tuple[object, ...]:
+        """The arguments of an operator from ``given`` on, except the scale."""
+        is_learned = torch.is_grad_enabled()
+        assert self.call.layouts is not None
+        return (
+            [x.contiguous() for x in self.tensors.values()],
+            " ".join(self.tensors),
+            " ".join(name for name, x in self.tensors.items() if is_learned and x.requires_grad),
+            Tiling(*self.call.layouts, self.call.visibility).flat(),
+            Form(self.function, [self.lows.get(name, 0) for name in POSSIBLE], turn).flat(),
+        )
+
+
+# -- blocks that count ------------------------------------------------------------------------------------------------
+
+
+FEWEST_KEYS = 1024  # the minimum for which the check pays off
+
+
+def seen_blocks(
+    document: Tensor, of_key: Tensor, oldest: Tensor, newest: Tensor, key_order: Tensor, size: int
+) -> tuple[Tensor, Tensor]:
+    """The blocks of ``size`` queries and keys with some unmasked pair, and those with only unmasked pairs, (batch,
+    query_blocks, key_blocks). Queries are in ``document`` and attend to orders from ``oldest`` to ``newest``."""
+    (least, most), (first_oldest, last_oldest), (first_newest, last_newest) = (
+        _facing(_ends_of_blocks(x, size), 2) for x in (document, oldest, newest)
+    )
+    (key_least, key_most), (key_earliest, key_latest) = (
+        _facing(_ends_of_blocks(x, size), 1) for x in (of_key, key_order)
+    )
+    one, key_one = least == most, key_least == key_most
+    padding = (one & (least == PADDING)) | (key_one & (key_least == PADDING))
+    some = (least <= key_most) & (key_least <= most) & ~padding
+    some = some & (key_earliest <= last_newest) & (key_latest >= first_oldest)
+    every = some & one & key_one & (least == key_least) & (key_latest <= first_newest) & (key_earliest >= last_oldest)
+    return some, every
+
+
+def orders_seen(order: Tensor, seen: Visibility) -> tuple[Tensor, Tensor]:
+    """The lowest and highest order that each query attends to; without a limit, numbers beyond all orders."""
+    beyond = torch.iinfo(order.dtype).max // 2
+    left, right = (beyond if limit is None else limit for limit in (seen.left, seen.furthest))
+    return order - left, order + right
+
+
+def computed_share(call: Call, size: int = 64) -> float:
+    """The fraction of unmasked blocks that are not skipped. Reads tensor values."""
+    counted = counted_blocks(call, size)
+    if counted is None:
+        return 1.0
+    query, key = call.query_positions, call.key_positions
+    some, _ = seen_blocks(query.document, key.document, *orders_seen(query.order, call.visibility), key.order, size)
+    some = some[:, None].expand_as(counted)
+    return float((some & counted).sum() / some.sum().clamp(min=1))
+
+
+@no_grad
+def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blocks key_blocks"] | None:
+    """The blocks of ``size`` queries and keys that must be computed; None for all. Does not synchronize a device."""
+    if torch.compiler.is_compiling() or call.skip_below <= 0 or call.key.size(2) < FEWEST_KEYS:
+        return None  # a dynamic graph must not depend on the length
+    own, reach = own_keys(call), _reach(call)
+    if own is None or reach is None:
+        return None
+    near = kept(call.kept, ("near", size), call.query.device, lambda: _near(call, size, reach))
+    block, heads = replace(call.raw_block(), query=call.query.to(call.dtype)), call.query.size(1)
+    groups = heads // call.key.size(1)
+    query = block.query
+    for piece in call.pieces:
+        if isinstance(piece, Fold) and piece.query is not None:
+            query = query + added_to_query(piece, piece.query, block).to(query.dtype)
+    mine = block.key[:, :, None, own : own + query.size(2)]
+    score = (query.unflatten(1, (-1, groups)) * mine).sum(-1).flatten(1, 2) * call.scale
+    longest = torch.linalg.vector_norm(block.key, dim=-1, dtype=call.dtype)
+    longest = _blocks(longest, size).repeat_interleave(groups, 1)
+    most = _blocks(query.norm(dim=-1) * call.scale, size)[..., None] * longest[..., None, :]
+    if near.bias is not None and near.own is not None:
+        most, score = most + near.bias, score + near.own
+    for piece, vectors in zip(call.pieces, near.vectors, strict=True):
+        if isinstance(piece, Meeting):
+            at_most = meets(piece, block).norm(dim=-1) * vectors
+            if piece.side == "key":
+                most, score = most + _blocks(at_most, size)[..., None, :], score - at_most.amax(-1, keepdim=True)
+            else:
+                most, score = most + _blocks(at_most, size)[..., None], score - at_most
+        elif isinstance(piece, Clock):
+            here, there = (block.feature(piece.feature, side).expand(-1, heads, -1) for side in ("query", "key"))
+            most = most + (_blocks(here, size)[..., None] + _blocks(-there, size)[..., None, :]).to(most.dtype)
+            score = score + (here - there[..., own : own + query.size(2)]).to(score.dtype)
+    least = -_blocks(-score, size)[..., None]
+    return ~(most < least + skip_threshold(call.skip_below, call.key.size(2)))  # NaN is computed
+
+
+class _Near(NamedTuple):
+    """What no query or key is part of: the highest bias of every block (rows, heads, query_blocks, key_blocks) and that
+    of a query's own key (heads, 1), or None; and for each `Meeting` the norm of its longest vector (heads or 1, 1)."""
+
+    bias: Tensor | None
+    own: Tensor | None
+    vectors: tuple[Tensor | None, ...]
+
+
+def _near(call: Call, size: int, reach: tuple[int, int]) -> _Near:
+    block, heads = call.raw_block(), call.query.size(1)
+    r = torch.arange(reach[0], reach[1] + 1, device=call.query.device)
+    vectors = tuple(
+        line_of(p.at, p.distance, block, r).norm(dim=-1).amax(-1)[:, None] if isinstance(p, Meeting) else None
+        for p in call.pieces
+    )
+    lines = [line_of(p.at, p.distance, block, r).expand(heads, -1) for p in call.pieces if isinstance(p, Bias)]
+    if not lines:
+        return _Near(None, None, vectors)
+    line = reduce(torch.add, lines)
+    first, last = (_ends_of_blocks(p.coords, size) for p in (call.query_positions, call.key_positions))
+    low, high = last[0][:, None] - first[1][..., None], last[1][:, None] - first[0][..., None]
+    # For every entry the maximum from there on, over the range of distances of two contiguous blocks.
+    window = 2 * size - 1
+    greatest = F.max_pool1d(F.pad(line, (0, window - 1), value=-torch.inf), window, 1)
+    bias = greatest[:, (low - reach[0]).clamp(0, len(r) - 1)].movedim(0, 1)
+    return _Near(bias.masked_fill((high - low >= window)[:, None], torch.inf), line[:, -reach[0], None], vectors)
+
+
+def own_keys(call: Call) -> int | None:
+    """The index difference of a query's own key, if every query is known to attend to its own and all terms have known
+    upper bounds; else None."""
+    fades = any(piece.fades for piece in call.pieces)
+    known = all(
+        isinstance(p, Clock)
+        or (isinstance(p, (Bias, Meeting)) and not p.hides and not p.is_planar)
+        or (isinstance(p, Fold) and p.key is None)
+        for p in call.pieces
+    )
+    seen = call.visibility
+    if not fades or not known or call.scale <= 0 or call.attn_mask is not None or (seen.furthest or 0) < 0:
+        return None
+    query, key = call.query_positions, call.key_positions
+    spans = [span for row in query.layout.rows or () for span in row]
+    is_known = len(spans) > 0 and all(span.coords is not None for span in spans)
+    if query is key or (is_known and query.layout == key.layout):
+        return 0
+    runs = query.layout.run, key.layout.run
+    if runs[0] is None or runs[1] is None or runs[0].document != runs[1].document or runs[0].line is None:
+        return None
+    own = runs[0].order - runs[1].order
+    is_same = runs[1].line is not None and runs[1].line + own == runs[0].line
+    return own if is_same and 0 <= own <= call.key.size(2) - call.query.size(2) else None
+
+
+def _reach(call: Call) -> tuple[int, int] | None:
+    """The lowest and highest distance of two tokens, if known and few enough for a table; else None."""
+    bounds = distance_bounds(call.query_positions.layout, call.key_positions.layout)
+    if bounds is None or call.key_positions.coords.dtype != torch.int64:
+        return None
+    low, high = map(int, bounds)
+    tokens = call.query.size(2) + call.key.size(2)
+    return (low, high) if low <= 0 <= high and high - low < ENTRIES_PER_TOKEN * tokens else None
+
+
+def _blocks(x: Tensor, size: int) -> Tensor:
+    """The maximum of every block of (..., tokens); the last block may be shorter."""
+    return F.pad(x, (0, -x.size(-1) % size), value=-torch.inf).unflatten(-1, (-1, size)).amax(-1)
+
+
+def _facing(ends: tuple[Tensor, Tensor], axis: int) -> tuple[Tensor, Tensor]:
+    """Both with an extra dimension, to broadcast with those of the other side."""
+    return ends[0].unsqueeze(axis), ends[1].unsqueeze(axis)
+
+
+def _ends_of_blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The minimum and maximum of every block of (rows, tokens)."""
+    return torch.aminmax(torch.cat((x, x[:, -1:].expand(-1, -x.size(1) % size)), 1).unflatten(1, (-1, size)), dim=-1)
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
+
+
+ONCE = (
+    "attention's fused kernels have only a first derivative: pass backend='reference' for a second one "
+    "(create_graph=True)"
+)
+
+
+def refuse(ctx: Any, *_: Any) -> Any:
+    """The derivative of a derivative: ValueError."""
+    raise ValueError(ONCE)
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    backward = staticmethod(refuse)
+
+
+def derived_once(out: Tensor) -> Tensor:
+    """The output of PyTorch's attention. A second derivative through its fused kernel raises ValueError."""
+    node = out.grad_fn if compat.is_undisturbed() else None
+    if node is not None and "ScaledDotProduct" in node.name():
+        node.register_hook(
+            lambda grads, _: tuple(_Once.apply(x) if x is not None and x.requires_grad else x for x in grads)  # type: ignore[no-untyped-call]
+        )
+    return out
+
+
+@dataclass
+class Rows:
+    """The output and log-sum-exp of whole rows of scores, in place of those of a part of their keys."""
+
+    out: Tensor
+    lse: Tensor
+    is_taken: bool = False
+
+    def take(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Both, once, the output in a dtype; copies, since autograd takes them for results of the operator."""
+        assert not self.is_taken, "of_whole_rows must hold one call of an operator"
+        self.is_taken = True
+        return self.out.to(like.dtype, copy=True), self.lse.clone()
+
+
+_ROWS: ContextVar[Rows | None] = ContextVar("rows", default=None)
+
+
+@contextmanager
+def of_whole_rows(out: Tensor, lse: Tensor) -> Iterator[Rows]:
+    """A context for one call of attention to a part of the keys, whose gradients are wanted: those of the part that
+    follow from gradients of whole rows, whose output and log-sum-exp are given. If the operators here compute the call,
+    `Rows.is_taken` is set, its forward pass is left out, and it returns what was given."""
+    rows = Rows(out.contiguous(), lse.contiguous())
+    token = _ROWS.set(rows)
+    try:
+        yield rows
+    finally:
+        _ROWS.reset(token)
+
+
+def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Registers two functions as the custom operators ``name`` and ``name_backward``, the second as the derivative of
+    the first, and returns a function that does the same as the first operator.
+
+    ``forward`` takes query, key, value, `Given.arguments` and the scale, and returns output and log-sum-exp.
+    ``backward`` takes the gradients of both, query, key, value, output, log-sum-exp and the rest, and returns the
+    gradients of query, key and value, and of learned tensors.
+
+    The returned function calls ``forward`` directly unless something compiles, traces, transforms or profiles the
+    operator, or a tensor is not plain memory (`compat.is_direct`): PyTorch's dispatch of a custom operator takes as
+    long as attention over 64 tokens (docs/decisions/006-plan-per-pass.md).
+    """
+    op = torch.library.custom_op(name, forward, mutates_args=())
+    op_backward = torch.library.custom_op(f"{name}_backward", backward, mutates_args=())
+
+    @op.register_fake
+    def fake(query, key, value, *_):  # type: ignore[no-untyped-def]
+        lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        return value.new_empty((*query.shape[:3], value.size(-1))), lse
+
+    @op_backward.register_fake
+    def fake_backward(dout, dlse, query, key, value, out, lse, given, names, learned, *_):  # type: ignore[no-untyped-def]
+        of = dict(zip(names.split(), given, strict=True))
+        tensors = (query, key, value, *(of[name] for name in learned.split()))
+        return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
+
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
+        query, key, value, given, *ctx.rest = inputs
+        ctx.save_for_backward(query, key, value, *output, *given)
+        ctx.set_materialize_grads(False)
+
+    def grads(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> list[Tensor | None]:
+        """The gradients of query, key, value and of each given tensor."""
+        saved = ctx.saved_tensors  # once, since checkpointing computes them only once
+        query, key, value, out, lse, *given = saved
+        if dout is None and dlse is None:
+            return [None] * (3 + len(given))
+        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+        tensors = [x for x in (dout, dlse, *saved) if x is not None]
+        run = backward if not torch.is_grad_enabled() and compat.is_direct(tensors) else op_backward
+        found = run(dout, dlse, query, key, value, out, lse, given, *ctx.rest)
+        names, learned = ctx.rest[0].split(), ctx.rest[1].split()
+        of = dict(zip(learned, found[3:], strict=True))
+        return [*found[:3], *map(of.get, names)]
+
+    def op_grads(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        found = grads(ctx, dout, dlse)
+        return *found[:3], found[3:], *(None,) * len(ctx.rest)
+
+    op.register_autograd(op_grads, setup_context=save)
+    op_backward.register_autograd(refuse)
+
+    def direct_forward(
+        ctx: Any, rest: Sequence[Any], query: Tensor, key: Tensor, value: Tensor, *given: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        rows = _ROWS.get()
+        output = forward(query, key, value, given, *rest) if rows is None else rows.take(value)
+        save(ctx, (query, key, value, given, *rest), output)
+        return output
+
+    def direct_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        return None, *grads(ctx, dout, dlse)
+
+    # Named after the operator, as errors and anomaly mode name the node.
+    methods = {"forward": staticmethod(direct_forward), "backward": staticmethod(direct_backward)}
+    direct: Any = type(name.replace("::", "_"), (torch.autograd.Function,), methods)
+
+    def run(query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor], *rest: Any) -> Any:
+        tensors = (query, key, value, *given)
+        if not compat.is_direct(tensors):
+            return op(query, key, value, given, *rest)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return direct.apply(rest, query, key, value, *given)
+        return forward(query, key, value, given, *rest)
+
+    return run
