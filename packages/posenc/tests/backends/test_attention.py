@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import AbsoluteInAttention, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw
-from posenc.backends.native import crossover as ahead
+from posenc.backends.native import backend as native
 from posenc.backends.native import library
 from tests.awkward import TrialCoPE
 
@@ -434,7 +434,7 @@ TAKEN_WITHOUT_A_COMPILER = TAKEN | {
 def test_explain_says_what_auto_takes_and_why_not_the_others(
     case: str, has_compiler: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "AHEAD", {})  # which differs from processor to processor
+    monkeypatch.setattr(native, "AHEAD", {})  # which differs from processor to processor
     if not has_compiler:
         monkeypatch.setattr("posenc.backends.native.backend.missing", lambda dtype: "there is no C++ compiler")
     make, how, expected, why = (TAKEN if has_compiler else TAKEN_WITHOUT_A_COMPILER)[case]
@@ -455,7 +455,7 @@ def test_explain_says_what_auto_takes_and_why_not_the_others(
 def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as were measured with such a library: fewer where queries and keys are to be turned."""
     monkeypatch.setattr(library, "level", lambda dtype: "v4")
-    monkeypatch.setattr(ahead, "AHEAD", {torch.float32: {"v4": ahead.From(plain=250, turned=120)}})
+    monkeypatch.setattr(native, "AHEAD", {torch.float32: {"v4": native.From(plain=250, turned=120)}})
     q = torch.randn(1, HEADS, LONG, 32)
 
     def taken(tokens: int, scheme: Scheme | None, x: Tensor = q, **how: Any) -> str:

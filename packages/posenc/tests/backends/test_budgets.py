@@ -11,8 +11,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Positions
-from posenc.positions.tiles import Visibility
-from posenc.positions.visibility import visible
+from posenc.positions.tiles import Visibility, visible
 from posenc.schemes.catalog import CATALOG, Shape
 from tests.backends.grounds import FAST, KINDS, VALUES, Case, bound, case, coarse, projection, refuses, with_features
 

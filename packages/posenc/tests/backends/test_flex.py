@@ -12,9 +12,8 @@ from torch.autograd import forward_ad
 from torch.nn.attention import flex_attention
 
 from posenc import AbsoluteInAttention, DistanceAware, Positions, RoPE, Scheme, Shaw
-from posenc.backends import flex_compiled
-from posenc.backends.backend import Backend
-from posenc.backends.call import Call
+from posenc.backends import flex
+from posenc.backends.call import Backend, Call
 from posenc.backends.flex import FLEX, _block_mask
 from posenc.backends.reference import REFERENCE
 from posenc.backends.request import Request
@@ -91,7 +90,7 @@ def called(
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlexAttention runs the functions that it is given, and makes no code of them."""
-    monkeypatch.setattr(flex_compiled, "_compiled", lambda dynamic: flex_compiled._attend)
+    monkeypatch.setattr(flex, "_compiled", lambda dynamic: flex._attend)
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
@@ -209,8 +208,8 @@ def test_bfloat16_within_its_rounding() -> None:
 def test_lengths_layers_and_positions_share_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lengths between powers of two are one compilation, whatever else the positions and the parameters are."""
     torch.compiler.reset()
-    compiled = torch.compile(flex_compiled._attend, dynamic=False, fullgraph=True, backend="eager")
-    monkeypatch.setattr(flex_compiled, "_compiled", lambda dynamic: compiled)
+    compiled = torch.compile(flex._attend, dynamic=False, fullgraph=True, backend="eager")
+    monkeypatch.setattr(flex, "_compiled", lambda dynamic: compiled)
     before = counters["stats"]["unique_graphs"]
     kinds = [(True, "plain"), (False, "plain"), (True, "padded"), (True, "fewer queries")]
     for is_causal, kind in kinds:

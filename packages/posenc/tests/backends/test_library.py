@@ -20,9 +20,8 @@ import hatch_build
 import posenc
 from posenc import ALiBi, NoPE, RoPE
 from posenc.backends.native import build, library
-from posenc.backends.native.build import NATIVE, Level
+from posenc.backends.native.build import Level
 from posenc.backends.native.library import Found
-from posenc.backends.native.processor import Level
 from posenc.command.cli import main
 
 V3, V4, BASELINE = (next(x for x in build.LEVELS["x86_64"] if x.name == name) for name in ("v3", "v4", "baseline"))

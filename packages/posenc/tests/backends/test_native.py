@@ -12,8 +12,8 @@ import torch
 
 import posenc
 from posenc import FIRE, ALiBi, Positions, Shaw, Softcap, compat
-from posenc.backends.native import backend, library, operator, structures
-from posenc.backends.operands import Form
+from posenc.backends.blockwise import Form
+from posenc.backends.native import backend, library, operator
 from posenc.positions.tiles import Tiling, Visibility
 from posenc.schemes.relative_1d import Relative1D
 from tests.rounding import of_sums

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.backends.native import library, processor
-from posenc.backends.native.proof import KNOWN, MARGIN, PRECISIONS, failures, is_off, measured
-from posenc.backends.native.questions import PLACES, TERMS, questions
+from posenc.backends.native import library
+from posenc.backends.native.proof import KNOWN, MARGIN, PLACES, PRECISIONS, TERMS, failures, is_off, measured, questions
 from tests.backends import known_answers
 from tests.backends.planted import Wrong, built, check_place
 

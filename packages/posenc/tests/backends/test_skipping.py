@@ -10,9 +10,8 @@ from torch import Tensor
 import posenc
 from posenc import FIRE, ALiBi, Positions, Shaw
 from posenc.backends import attention as room
-from posenc.backends.blockwise import computed_share, counted_blocks
+from posenc.backends.blockwise import counted_blocks
 from posenc.backends.call import Call
-from posenc.backends.skipping import counted_blocks
 from posenc.encoding.pieces import Bias, Clock, Distance
 from posenc.scheme import Scheme
 from tests.awkward import Pieces

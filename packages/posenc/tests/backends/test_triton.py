@@ -80,7 +80,7 @@ def test_where_there_is_no_gpu_they_are_interpreted(file: str, only: str) -> Non
 # --- as exact as the reference ----------------------------------------------------------------------------------------
 
 
-SMALL = (launch.Sizes(16, 16, 16, 4, 1),)
+SMALL = (operator.Sizes(16, 16, 16, 4, 1),)
 
 
 def wide(name: str, tokens: int, heads: int, kv_heads: int, head_dim: int, value_dim: int) -> Case:
@@ -180,14 +180,14 @@ def test_every_place_in_every_way(
     name: str, place: str, way: str, heads: int, kv_heads: int, on: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A text of 37 is two blocks of 16 and a rest, so that pairs are far, near and masked."""
-    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
+    monkeypatch.setattr(operator, "sizes_of", lambda *_: SMALL)
     check_as_exact_as_the_reference(case(name, place, TOKENS, way, heads=heads, kv_heads=kv_heads), on)
 
 
 @pytest.mark.parametrize("block", [16, 32, 64])
 def test_blocks_of_every_size(block: int, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """And heads of which four share keys."""
-    monkeypatch.setattr(launch, "sizes_of", lambda *_: (launch.Sizes(block, block, block, 4, 1),))
+    monkeypatch.setattr(operator, "sizes_of", lambda *_: (operator.Sizes(block, block, block, 4, 1),))
     check_as_exact_as_the_reference(case("shaw per head", "packed", TOKENS, "both", heads=12, kv_heads=3), on)
 
 
@@ -322,7 +322,7 @@ def test_on_a_gpu_auto_takes_it(on: torch.device) -> None:
 @pytest.mark.parametrize("scheme", [Shaw(16, 5), ALiBi(1), T5(1)], ids=["windows", "a line", "a table"])
 def test_indices_beyond_32_bits(scheme: posenc.Scheme, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, and texts of a batch, 2^31 elements apart and more, of which only what is read takes memory."""
-    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
+    monkeypatch.setattr(operator, "sizes_of", lambda *_: SMALL)
     whole = torch.empty(2**31 + 2**29, dtype=torch.float16, device=on)
     far = whole.as_strided((2, 1, 37, 16), (2**31 + 16, 16, 2**20, 1))
     far.copy_(torch.randn(2, 1, 37, 16))

@@ -14,7 +14,7 @@ import posenc
 from posenc import ALiBi, Positions, Shaw, compat
 from posenc.backends import blockwise
 from posenc.backends.request import Request
-from posenc.backends.triton import backend, launch, lists, operator, skipping, tasks
+from posenc.backends.triton import backend, operator, tasks
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
 from tests.awkward import Pieces

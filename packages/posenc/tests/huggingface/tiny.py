@@ -18,8 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from posenc import Chunk, Positions, QueryScale, RoPE, Scheme
 from posenc.huggingface import ModelPositions
-from posenc.positions.tiles import Visibility
-from posenc.positions.visibility import visible
+from posenc.positions.tiles import Visibility, visible
 from tests.huggingface.configs import ADAPTED, ALIKE, DECODERS, ENCODERS, FAMILIES, OTHERS, SIZES, SMALL
 
 transformers.logging.set_verbosity_error()
