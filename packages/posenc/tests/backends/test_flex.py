@@ -312,7 +312,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Call], str]] = {
         ),
         NO_BACKWARD + f"{'query' if name in LEARNED_MAPS else 'a score term'} requires grad",
     )
-    for name in ("t5", "transformer_xl", "distance_aware", *LEARNED_MAPS)
+    for name in ("t5", "transformer_xl", "distance_aware", *sorted(LEARNED_MAPS))
 }
 
 
