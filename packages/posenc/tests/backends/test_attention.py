@@ -324,27 +324,6 @@ def test_dropout_keeps_the_expectation(backend: str) -> None:
     assert 0.25 < (first == 0).float().mean() < 0.35
 
 
-# --- logits ---------------------------------------------------------------------------------------------------------
-
-
-def test_logits_are_the_scores_before_mask_and_softmax() -> None:
-    q, k, v = qkv(5, 7)
-    positions = Positions.padded(seeing(2, 7))
-    encoding = TWO_DOORS(positions[2:], positions, dtype=torch.float64)
-    for causal in (True, False):
-        scores = posenc.logits(q, k, encoding, is_causal=causal, scale=0.7)
-        turned_q, turned_k = TWO_DOORS(positions[2:], positions, dtype=torch.float64).rotate(q, k)
-        plain = 0.7 * turned_q @ turned_k.repeat_interleave(3, 1).mT
-        distance = positions[2:].coords[:, None, :, None] - positions.coords[:, None, None, :]
-        slopes = torch.tensor(ALiBi(HEADS).slopes, dtype=torch.float64)[:, None, None]
-        torch.testing.assert_close(scores, plain - slopes * distance.abs())
-    seen = positions[2:].document[:, None, :, None] == positions.document[:, None, None, :]
-    seen = seen & (positions.document != -1)[:, None, None, :]
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-    expected = (weights @ v.repeat_interleave(3, 1)).nan_to_num()
-    torch.testing.assert_close(attend(q, k, v, encoding, scale=0.7), expected)
-
-
 # --- backends -------------------------------------------------------------------------------------------------------
 
 REFUSED: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str]] = {

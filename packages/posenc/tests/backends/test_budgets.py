@@ -14,10 +14,9 @@ from posenc import Positions
 from posenc.positions.tiles import Visibility, visible
 from posenc.schemes.catalog import CATALOG, Shape
 from tests.backends.grounds import FAST, KINDS, VALUES, Case, bound, case, coarse, projection, refuses, with_features
+from tests.rows import with_more
 
 HALF = tuple(backend for backend in FAST if backend != "native")  # which has no half precision
-
-HALVES = (torch.bfloat16, torch.float16)
 
 
 def ulp(x: Tensor, dtype: torch.dtype) -> float:
@@ -93,29 +92,16 @@ def check_budget(name: str, place: str, tokens: int, dtype: torch.dtype, backend
     assert over == {}
 
 
+BFLOAT, HALF_FLOAT = torch.bfloat16, torch.float16
 # Every kind of piece, and the value door; where tiles merge what is near and what is far, both halves.
-RUNS = [
-    pytest.param(
-        name,
-        dtype,
-        backend,
-        id=f"{name}-{str(dtype)[6:]}-{backend}",
-        marks=() if name == "rope+alibi" else pytest.mark.more,
+MORE = [("t5", BFLOAT), ("shaw", HALF_FLOAT), ("transformer_xl", HALF_FLOAT), ("disentangled", BFLOAT)]
+MORE += [("clocked", HALF_FLOAT), ("distance_aware", BFLOAT), ("relative_2d", HALF_FLOAT)]
+RUNS = with_more(
+    *(
+        [(*run, backend) for run in runs for backend in HALF if not refuses(backend, run[0], "text")]
+        for runs in ([("rope+alibi", BFLOAT), ("rope+alibi", HALF_FLOAT)], MORE)
     )
-    for name, dtypes in {
-        "rope+alibi": HALVES,
-        "t5": (torch.bfloat16,),
-        "shaw": HALVES,
-        "transformer_xl": (torch.float16,),
-        "disentangled": (torch.bfloat16,),
-        "clocked": (torch.float16,),
-        "distance_aware": (torch.bfloat16,),
-        "relative_2d": (torch.float16,),
-    }.items()
-    for dtype in dtypes
-    for backend in HALF
-    if not refuses(backend, name, "text")
-]
+)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import T5, ExponentialDecay, Positions, RoPE, Scheme, Swin, SwinV2, attention
+from posenc import T5, Positions, RoPE, Scheme, attention
 from posenc.schemes.catalog import CATALOG
 from tests.backends.grounds import Case, Model, case
 from tests.rounding import of_sums
@@ -150,41 +150,6 @@ def test_every_scheme_compiles_for_any_sizes(name: str) -> None:
 
 
 # --- what reads values says the same in a graph -----------------------------------------------------------------------
-
-
-def eager_then_compiled(run: Callable[[Tensor], Tensor], good: Tensor, bad: Tensor, words: str) -> None:
-    """What a graph refuses, it refuses by its own error, of the words up to the value that came."""
-    with pytest.raises(ValueError, match=words):
-        run(bad)
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(good), run(good))
-    with pytest.raises(RuntimeError, match=words):
-        compiled(bad)
-
-
-def test_exponential_decay_refuses_negative_positions_in_a_graph_too() -> None:
-    scheme, good = ExponentialDecay(4), torch.arange(5)[None]
-    eager_then_compiled(
-        lambda coords: scheme.table(Positions(coords)),
-        good,
-        good - 2,
-        "ExponentialDecay encodes positions from 0 on, got ",
-    )
-
-
-@pytest.mark.parametrize("scheme", with_more([Swin((3, 4), 2)], [SwinV2((3, 4), 2)]), ids=lambda s: type(s).__name__)
-def test_a_grid_that_was_made_outside_of_the_graph(scheme: Scheme) -> None:
-    """Its spans are known, and are no lines."""
-    grid = Positions.grid(3, 4)
-    query, key, value = torch.randn(3, 2, 2, 12, 8, generator=torch.Generator().manual_seed(0))
-
-    def run() -> Tensor:
-        return attention(query, key, value, scheme, query_positions=grid, key_positions=grid)
-
-    with torch.no_grad():
-        compiled = torch.compile(run, backend="aot_eager", fullgraph=True)()
-        expected = run()
-        torch.testing.assert_close(compiled, expected, rtol=0, atol=of_sums(torch.float32, 12 + 8, expected, score=10))
 
 
 @pytest.mark.filterwarnings(

@@ -12,63 +12,43 @@ from torch.autograd import forward_ad
 from torch.nn.attention import flex_attention
 
 from posenc import AbsoluteInAttention, DistanceAware, Positions, RoPE, Scheme, Shaw
-from posenc.backends import flex
-from posenc.backends.call import Backend, Call
+from posenc.backends.call import Call
 from posenc.backends.flex import FLEX, _block_mask
 from posenc.backends.reference import REFERENCE
 from posenc.backends.request import Request
 from posenc.positions.tiles import Visibility, visible
 from posenc.schemes.catalog import Shape
 from tests.awkward import TrialCoPE, interpolated
-from tests.backends.grounds import ATTENDING, BANDED, KINDS, built, encoded, same, takes
+from tests.backends.grounds import (
+    ATTENDING,
+    BANDED,
+    KINDS,
+    PLACES,
+    WAYS,
+    Case,
+    case,
+    fits,
+    goes_by_one_distance,
+    refuses,
+    same,
+    takes,
+    with_gradients,
+)
 from tests.rows import with_more
 
-GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")])
-HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 16, 24
-KEYS, QUERIES = 200, 150  # between the same two powers of two, so that one compilation serves both
-
-SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=KEYS)
-NEEDING = {name for name in ATTENDING if any(piece.feature for piece in encoded(name).pieces)}
-SCHEMES = [
-    name
-    for name in ATTENDING
-    if takes("flex", name)
-    and name not in BANDED | NEEDING | {"learned"}
-    and ("score" in built(name).doors or name in ("nope", "rope", "tupe"))
-]
-"""Those that it can run, that need no features of the tokens and add nothing to the input. What is turned before it is
-called stands for all that is."""
-REFUSED_SCHEMES = [name for name in ATTENDING if not takes("flex", name) and name not in BANDED | NEEDING]
+HEADS, HEAD_DIM, TOKENS = 4, 16, 45
 LEARNED_MAPS = {"swin_v2", "tupe"}  # what they learn goes into the query
+SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=200)
 
 
-def made(name: str) -> Scheme:
-    """The scheme, with parameters that matter."""
-    scheme = KINDS[name].build(SHAPE).float().requires_grad_(False)
-    for parameter in scheme.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return scheme
+def qkv(queries: int, keys: int) -> list[Tensor]:
+    """Of half as many heads of keys, and of other channels of values."""
+    shapes = ((HEADS, queries, HEAD_DIM), (2, keys, HEAD_DIM), (2, keys, 24))
+    return [torch.randn(2, *shape) for shape in shapes]
 
 
-def positions_of(kind: str, name: str = "nope") -> tuple[Positions, Positions]:
-    """Those of queries and of keys, with what the scheme asks for."""
-    token = torch.rand(2, KEYS) > 0.3
-    token[1, 100:] = False
-    document = {
-        "packed": Positions.packed([[100, 60, 40], [150, 30]]).document,
-        "padded": torch.where(token, 0, -1),
-    }.get(kind)
-    base = Positions.arange(KEYS)
-    whole = KINDS[name].at(base if document is None else Positions(base.coords, order=base.order, document=document))
-    return (whole[KEYS - QUERIES :] if kind == "fewer queries" else whole), whole
-
-
-def qkv(queries: int, keys: int, heads: int = HEADS, kv_heads: int = KV_HEADS) -> tuple[Tensor, Tensor, Tensor]:
-    return (
-        torch.randn(2, heads, queries, HEAD_DIM),
-        torch.randn(2, kv_heads, keys, HEAD_DIM),
-        torch.randn(2, kv_heads, keys, VALUE_DIM),
-    )
+def fixed(name: str) -> Scheme:
+    return KINDS[name].build(SHAPE).float().requires_grad_(False)
 
 
 def called(
@@ -94,112 +74,88 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
-def run(backend: Backend, call: Call) -> Tensor:
-    assert backend.refuses(call) is None
-    return backend.run(call)[0]
+def of_its_own(it: Case) -> Case:
+    """The call without what needs a gradient, which FlexAttention has not on the CPU."""
+    for leaf in it.leaves.values():
+        leaf.requires_grad_(False)
+    return it
 
 
-def check_as_exact_as_the_reference(make: Callable[[Callable[[Tensor], Tensor]], Call]) -> Tensor:
+def check_as_exact_as_the_reference(it: Case) -> None:
     """float32 sums in another order: the error, from float64, is a few times the reference's at most. Four, since it is
-    the largest of thousands that is compared. Gives flex's output."""
-    truth = run(REFERENCE, make(lambda x: x.double()))
-    out, plain = (run(backend, make(lambda x: x)) for backend in (FLEX, REFERENCE))
-    assert out.shape == truth.shape
+    the largest of thousands that is compared."""
+    runs = (("reference", torch.float64), ("reference", torch.float32), ("flex", torch.float32))
+    truth, plain, found = (it.to(dtype).attend(way)[0].double() for way, dtype in runs)
     unit = torch.finfo(torch.float32).eps * float(truth.abs().max())
-    assert float((out - truth).abs().max()) <= 4 * float((plain - truth).abs().max()) + unit
-    assert (out[truth == 0] == 0).all()
-    return out
+    assert float((found - truth).abs().max()) <= 4 * float((plain - truth).abs().max()) + unit
+    assert (found[truth == 0] == 0).all()
 
 
 # --- it is the reference --------------------------------------------------------------------------------------------
 
-
-ASKED = [("plain", True), ("packed", True), ("padded", False), ("plain", False), ("fewer queries", True)]
-
-
-def check_scheme(name: str, kind: str, is_causal: bool) -> None:
-    scheme = made(name)
-    is_causal = is_causal or KINDS[name].looks_back
-    at = positions_of(kind, name)
-    tensors = qkv(len(at[0]), len(at[1]))
-    out = check_as_exact_as_the_reference(
-        lambda cast: called(*(cast(x) for x in tensors), scheme, at, is_causal=is_causal)
-    )
-    padding = (at[0].document == -1).expand(2, -1)
-    assert (out.transpose(1, 2)[padding] == 0).all()
-    assert (out.transpose(1, 2)[~padding] != 0).any(-1).all()
+ASKED = [name for name, way in WAYS.items() if not way.has_sinks]  # which take a share by the log-sum-exp
+RUNS = [
+    (name, place, ASKED[(a + b) // 2 % len(ASKED)])
+    for a, name in enumerate(name for name in ATTENDING if name not in BANDED)
+    for b, place in enumerate(PLACES)
+    if (a + 5 * b) % 9 == 0 and fits(name, place) and not (PLACES[place].fractional and goes_by_one_distance(name))
+]
 
 
 @pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize(
-    ("name", "kind", "is_causal"),
-    [(name, *asked) for a, name in enumerate(SCHEMES) for b, asked in enumerate(ASKED) if (a + b) % 5 in (0, 2)],
-)
-def test_every_scheme_is_what_the_reference_says(name: str, kind: str, is_causal: bool) -> None:
-    check_scheme(name, kind, is_causal)
+@pytest.mark.parametrize(("name", "place", "way"), RUNS)
+def test_it_is_the_reference_or_says_that_it_cannot(name: str, place: str, way: str) -> None:
+    it = of_its_own(case(name, place, TOKENS, way))
+    if refuses("flex", name, place, way):
+        with pytest.raises(ValueError, match=r"^backend 'flex' cannot run this: "):
+            it.to(torch.float32).attend("flex")
+    else:
+        check_as_exact_as_the_reference(it)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "kind", "is_causal"),
-    with_more([("t5", "padded", False)], [("transformer_xl", "packed", True), ("distance_aware", "plain", False)]),
+    ("name", "place", "way"),
+    with_more(
+        [("t5", "padded left and right", "both")],
+        [("transformer_xl", "packed", "a window"), ("distance_aware", "text", "causal"), ("alibi", "text", "a mask")],
+    ),
 )
-def test_so_is_the_code_that_is_made_of_it(name: str, kind: str, is_causal: bool) -> None:
+def test_so_is_the_code_that_is_made_of_it(name: str, place: str, way: str) -> None:
     """For each kind of term: a bias that is read, vectors that are multiplied, and a function of the score."""
-    check_scheme(name, kind, is_causal)
-
-
-def test_the_schemes_tried_are_those_that_it_does_not_refuse() -> None:
-    assert {"rope", "alibi", "transformer_xl", "distance_aware", "relative_1d", "relative_2d"} < set(SCHEMES)
-    assert {"shaw", "cope", "fire", "interpolated"} < set(REFUSED_SCHEMES)
-    for name in [*SCHEMES, *REFUSED_SCHEMES]:
-        q, k, v = qkv(KEYS, KEYS)
-        call = called(q, k, v[..., :HEAD_DIM], made(name), positions_of("plain", name), is_causal=True)
-        assert (FLEX.refuses(call) is None) == (name in SCHEMES), name
-
-
-@pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("is_causal", [True, False])
-def test_unlucky_sizes(is_causal: bool) -> None:
-    """3 heads that share nothing, 6 and 5 channels, 7 tokens, of which some see nothing."""
-    tensors = [torch.randn(2, 3, n, d) for n, d in ((5, 6), (7, 6), (7, 5))]
-    keys = Positions.padded(torch.tensor([[False, True, True, False, True, True, True], [False] * 7]))
-    queries = Positions(torch.arange(5)[None], order=torch.tensor([[-1, 0, 1, 2, 3]]))
-    out = check_as_exact_as_the_reference(
-        lambda cast: called(*(cast(x) for x in tensors), None, (queries, keys), is_causal=is_causal)
-    )
-    assert (out[1] == 0).all()
-    assert bool((out[0, :, 0] == 0).all()) is is_causal
-
-
-@pytest.mark.usefixtures("uncompiled")
-@pytest.mark.parametrize("kind", ["bool", "float"])
-def test_masks(kind: str) -> None:
-    shape = (1, KEYS, KEYS)
-    hidden = torch.rand(shape) > 0.6
-    hidden[:, 7] = True  # sees nothing
-    mask = ~hidden if kind == "bool" else torch.randn(shape).masked_fill(hidden, -torch.inf)
-    tensors = qkv(KEYS, KEYS)
-    out = check_as_exact_as_the_reference(
-        lambda cast: called(*(cast(x) for x in tensors), mask=mask if kind == "bool" else cast(mask), is_causal=True)
-    )
-    assert (out[:, :, 7] == 0).all()
+    check_as_exact_as_the_reference(of_its_own(case(name, place, 200, way, heads=4)))
 
 
 @pytest.mark.slow
 def test_bfloat16_within_its_rounding() -> None:
     """The inputs are exact. Each weight is rounded once, relatively, and the output once. Distances are not: they
     reach 7363 here, where bfloat16 counts in steps of 32."""
-    q, k, v = (x.bfloat16() for x in qkv(KEYS, KEYS))
-    at = Positions(torch.arange(0, 37 * KEYS, 37)[None])
-    make = partial(called, scheme=made("alibi"), at=(at, at), is_causal=True)
-    out = run(FLEX, make(q, k, v))
+    q, k, v = (x.bfloat16() for x in qkv(200, 200))
+    at = Positions(torch.arange(0, 37 * 200, 37)[None])
+    make = partial(called, scheme=fixed("alibi"), at=(at, at), is_causal=True)
+    out, _ = FLEX.run(make(q, k, v))
     assert out.dtype == torch.bfloat16
     q, k, v = q.double(), k.double(), v.double()
-    truth, weighed = run(REFERENCE, make(q, k, v)), run(REFERENCE, make(q, k, v.abs()))
+    (truth, _), (weighed, _) = REFERENCE.run(make(q, k, v)), REFERENCE.run(make(q, k, v.abs()))
     unit = torch.finfo(torch.bfloat16).eps / 2
     budget = unit * (weighed + truth.abs()) + 1e-5  # of the float32 arithmetic before: scores of order 10, eps 1e-7
     assert ((out - truth).abs() <= budget).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+@pytest.mark.parametrize("place", ["padded left and right", "cache"])
+@pytest.mark.parametrize("name", [name for name in ATTENDING if name not in BANDED and takes("flex", name)])
+def test_on_cuda_it_trains(name: str, place: str) -> None:
+    """Output, log-sum-exp and every gradient. The kernel may round products to TF32, of 11 bits."""
+    it = case(name, place, 200, "causal", heads=4).to(torch.device("cuda"))
+    runs = ((it.to(torch.float32), "flex"), (it, "reference"))
+    found, truth = (with_gradients(one, one.attend(way, return_lse=True)) for one, way in runs)
+    for what, expected in truth.items():
+        assert torch.equal(found[what] == -torch.inf, expected == -torch.inf)
+        finite = expected.isfinite()
+        error = (found[what] - expected)[finite].abs().max()
+        assert float(error) <= 8 * 2.0**-11 * float(expected[finite].abs().max()), what
 
 
 # --- compiled once --------------------------------------------------------------------------------------------------
@@ -211,13 +167,12 @@ def test_lengths_layers_and_positions_share_a_compilation(monkeypatch: pytest.Mo
     compiled = torch.compile(flex._attend, dynamic=False, fullgraph=True, backend="eager")
     monkeypatch.setattr(flex, "_compiled", lambda dynamic: compiled)
     before = counters["stats"]["unique_graphs"]
-    kinds = [(True, "plain"), (False, "plain"), (True, "padded"), (True, "fewer queries")]
-    for is_causal, kind in kinds:
-        at = positions_of(kind)
-        run(FLEX, called(*qkv(len(at[0]), KEYS), made("rope"), at, is_causal=is_causal))
+    text, padded = Positions.arange(200), Positions.padded(torch.rand(2, 200) > 0.3)
+    for is_causal, at in ((True, text), (False, text), (True, padded), (True, text[50:])):
+        FLEX.run(called(*qkv(len(at), 200), fixed("rope"), (at, padded if at is padded else text), is_causal=is_causal))
     assert counters["stats"]["unique_graphs"] - before == 1
     for n in (130, 256, 177, 511, 257, 222):  # from 129 to 256, and from 257 to 512
-        run(FLEX, called(*qkv(n, n), AbsoluteInAttention(n, HEAD_DIM).requires_grad_(False), is_causal=True))
+        FLEX.run(called(*qkv(n, n), AbsoluteInAttention(n, HEAD_DIM).requires_grad_(False), is_causal=True))
     assert counters["stats"]["unique_graphs"] - before == 2
 
 
@@ -308,7 +263,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Call], str]] = {
 } | {
     f"parameters of {name}": (
         lambda q, k, v, name=name: called(
-            q, k, v, made(name).requires_grad_(), same(KINDS[name].at(Positions.arange(8))), is_causal=True
+            q, k, v, fixed(name).requires_grad_(), same(KINDS[name].at(Positions.arange(8))), is_causal=True
         ),
         NO_BACKWARD + f"{'query' if name in LEARNED_MAPS else 'a score term'} requires grad",
     )
@@ -320,15 +275,6 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Call], str]] = {
 def test_it_refuses_in_words(case: str) -> None:
     make, reason = REFUSED[case]
     assert FLEX.refuses(make(*qkv(8, 8))) == reason
-
-
-@pytest.mark.usefixtures("uncompiled")
-def test_what_is_learned_runs_where_no_gradient_is_asked_for() -> None:
-    q, k, v = (x.requires_grad_() for x in qkv(KEYS, KEYS))
-    scheme = AbsoluteInAttention(KEYS, HEAD_DIM)
-    with torch.no_grad():
-        call = called(q, k, v, scheme)
-        torch.testing.assert_close(run(FLEX, call), run(REFERENCE, call))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # of torch's own, once
@@ -355,33 +301,3 @@ def test_on_cpu_it_is_no_part_of_a_compiled_graph() -> None:
 
     torch.compile(forward, backend="eager")(*qkv(8, 8))
     assert reasons == ["FlexAttention on CPU is compiled separately and cannot be part of a compiled graph"]
-
-
-# --- on CUDA --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("device", [GPU])
-@pytest.mark.parametrize("kind", ["padded", "fewer queries"])
-@pytest.mark.parametrize("name", SCHEMES)
-def test_on_cuda_it_trains(name: str, kind: str, device: str) -> None:
-    """Output, log-sum-exp and every gradient. The kernel may round products to TF32, of 11 bits."""
-    scheme = made(name).to(device).requires_grad_()
-    at = tuple(p.to(device) for p in positions_of(kind, name))
-    tensors = qkv(len(at[0]), len(at[1]))
-    results = []
-    for backend, dtype in ((FLEX, torch.float32), (REFERENCE, torch.float64)):
-        leaves = [x.to(device, dtype).requires_grad_() for x in tensors]
-        call = called(*leaves, scheme, (at[0], at[1]), is_causal=True, return_lse=True)
-        assert backend.refuses(call) is None
-        out, lse = backend.run(call)
-        assert lse is not None
-        learned = [x for x in scheme.parameters() if x.requires_grad]
-        weight = torch.linspace(-1, 1, out.numel(), device=device).view(out.shape)
-        gradients = torch.autograd.grad((out * weight).sum(), [*leaves, *learned])
-        results.append([out, lse, *gradients])
-    unit = 2.0**-11
-    for got, truth in zip(*results, strict=True):
-        assert torch.equal(got == -torch.inf, truth == -torch.inf)
-        finite = truth.isfinite()
-        error = (got - truth)[finite].abs().max()
-        assert float(error) <= 8 * unit * float(truth[finite].abs().max())

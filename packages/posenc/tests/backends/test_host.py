@@ -250,18 +250,6 @@ def test_a_graph_reads_what_was_made_before_it(place: str, device: Device) -> No
     assert alive() is not None
 
 
-@pytest.mark.parametrize("backend", ["flex", "triton"])
-def test_what_is_kept_holds_no_tensor_of_a_layer(backend: str, device: Device) -> None:
-    encoding, layer = ALiBi(HEADS)(LAID["text"](), dtype=torch.float32), drawn()
-    posenc.attention(*layer, encoding, is_causal=True, backend=backend)
-    assert encoding.plans
-    held = [weakref.ref(x) for x in layer]
-    device.masks.clear()
-    del layer
-    gc.collect()
-    assert [each() for each in held] == [None] * 3
-
-
 # --- what "auto" takes ------------------------------------------------------------------------------------------------
 
 

@@ -452,24 +452,6 @@ def test_what_another_user_owns_is_not_trusted(
             library.cache()
 
 
-def test_without_a_cache_each_process_proves(
-    compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    compiler()
-    built(V4)
-    asked = []
-    monkeypatch.setattr(library, "failures", lambda kernel, precision: asked.append(precision) or ())
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", none)
-    assert [taken(), taken()] == ["v4", "v4"]
-    assert asked == ["float", "float"]
-    with pytest.raises(build.UnavailableError, match="there is no cache to keep it in: Could not determine home"):
-        library.cache()
-
-
 # --- nothing is built by a call ---------------------------------------------------------------------------------------
 
 
@@ -599,16 +581,6 @@ def test_a_proof_that_cannot_be_had_is_no_error_of_attention(
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_tests_all_that_is_there(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    built(V3, precision="double")
-    assert main(["kernel", "--test"]) == 1
-    shown = capsys.readouterr()
-    assert "  v4        not used: wrong answers (bias: gradient of the key; clocks; folds; planes)" in shown.out
-    assert "  v3        taken, gives the known answers" in shown.out
-    assert shown.err.endswith(" gives wrong answers\n")
-    assert main(["kernel"]) == 0  # v3 is there
-
-
 def test_the_command_builds_for_this_processor(
     compiler: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -698,29 +670,6 @@ def test_a_wheel_to_give_away_has_every_level_and_says_where_it_runs(
     assert shipped(data) == sorted(f"{precision}-{name}" for precision, names in of.items() for name in names)
     assert isinstance(data["artifacts"], list)
     assert all((checkout / str(path)[1:]).is_file() for path in data["artifacts"])
-
-
-def of_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hook's own copy of the builder sees the processor that the test has set."""
-    load = hatch_build._module
-
-    def loaded(name: str) -> object:
-        module = load(name)
-        module.machine, module.flags = build.machine, build.flags
-        return module
-
-    monkeypatch.setattr(hatch_build, "_module", loaded)
-
-
-@pytest.mark.parametrize("version", ["editable", "standard"])
-def test_an_install_builds_what_this_processor_takes(
-    version: str, compiler: Callable[..., Path], checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = compiler()
-    of_this_processor(monkeypatch)
-    data, _ = hooked(checkout, version)
-    assert shipped(data) == ([] if version == "editable" else sorted(f"{x}-v4" for x in build.PRECISIONS))
-    assert len(calls(log)) == len(build.PRECISIONS)
 
 
 @pytest.mark.parametrize("spoil", [no_compiler, an_unbalanced_quote])

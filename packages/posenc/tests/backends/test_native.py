@@ -72,11 +72,15 @@ def test_nan_in_a_row_stays_in_it(scheme: posenc.Scheme) -> None:
     assert out.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "scheme", [None, posenc.RoPE(32), ALiBi(2), Shaw(32, 5)], ids=["none", "rope", "alibi", "shaw"]
+    ("window", "scheme", "dtype"),
+    [
+        (None, posenc.RoPE(32), torch.bfloat16),
+        (300, ALiBi(2), torch.float32),
+        (None, Shaw(32, 5), torch.float32),
+        (300, Shaw(32, 5), torch.bfloat16),
+    ],
 )
-@pytest.mark.parametrize("window", [None, 300])
 def test_no_digit_of_the_output_depends_on_threads_or_on_the_rest_of_the_batch(
     window: int | None, scheme: posenc.Scheme | None, dtype: torch.dtype
 ) -> None:
@@ -169,18 +173,6 @@ def test_a_network_is_a_broken_line_wherever_it_bends(name: str, causal: bool) -
         for one, other in zip(found, truth, strict=True):
             bound = of_sums(torch.float64, 90 * 90, other, score=16)  # gradients of parameters sum over all pairs
             torch.testing.assert_close(one, other, rtol=0, atol=bound)
-
-
-def test_a_network_that_is_not_a_number_gives_none() -> None:
-    q = torch.randn(1, 4, 40, 8, dtype=torch.float64)
-    for parameter in (scheme := network([1.0, -1.0], [-0.3, 0.3])).parameters():
-        with torch.no_grad():
-            kept = parameter.clone()
-            parameter.view(-1)[0] = torch.nan
-            found, truth = (posenc.attention(q, q, q, scheme, backend=way).isnan() for way in ("native", "reference"))
-            assert truth.any()
-            assert torch.equal(found, truth)
-            parameter.copy_(kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -57,11 +57,6 @@ def test_memory_order_does_not_matter(scheme: str) -> None:
         ("near and far", torch.float64, True),
         ("near and far", torch.float64, False),
         ("near and far, fixed", torch.bfloat16, True),  # whose output is rounded
-        *(
-            pytest.param(scheme, torch.float64, True, marks=pytest.mark.more)
-            for scheme in SCHEMES
-            if scheme not in ("near and far", "both sides")
-        ),
     ],
 )
 def test_what_the_operator_promises_the_compiler_is_so(
@@ -136,7 +131,7 @@ def test_transforms_run_what_supports_them(tokens: int) -> None:
         torch.func.grad(lambda x: loss(x, "native"))(query)
 
 
-@pytest.mark.parametrize("shape", [(1100, 4, 31), (2048, 4, 24), (1024, 8, 16), (3000, 1, 40), (40, 2, 127)])
+@pytest.mark.parametrize("shape", [(1100, 4, 31), (40, 2, 127)])
 def test_large_batches_of_short_texts_do_not_go_in_blocks(shape: tuple[int, int, int]) -> None:
     batch, heads, tokens = shape
     torch.manual_seed(0)

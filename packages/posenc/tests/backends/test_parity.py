@@ -50,7 +50,7 @@ def runs(rest: int) -> list[Run]:
     ]
 
 
-RUNS, FURTHER = runs(0), runs(1) + runs(2)
+RUNS, FURTHER = runs(0), runs(1)
 
 
 def check_refused(run: Case, backend: str, **how: Any) -> None:

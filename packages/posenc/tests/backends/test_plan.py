@@ -14,12 +14,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
-from posenc import T5, ALiBi, FoX, Positions, RoPE, Scheme
+from posenc import T5, ALiBi, FoX, Positions, RoPE
 from posenc.backends.native import library
 from posenc.backends.plan import MOST
 from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
-from posenc.encoding.pieces import Bias, Distance
 
 HEADS, TOKENS, HEAD_DIM = 2, 64, 16
 
@@ -129,21 +128,6 @@ def test_a_plan_for_one_device_is_none_for_another() -> None:
 
 
 # --- parameters, features and positions -------------------------------------------------------------------------------
-
-
-class Kept(Scheme):
-    """A bias of the distance by a number in a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("slope", torch.tensor(-1.0))
-
-    def score(self, query_positions: Positions, key_positions: Positions, context: Any = None) -> tuple[Bias, ...]:
-        return (Bias(self.bias, Distance("Kept", tail="linear")),)
-
-    def bias(self, r: Tensor) -> Tensor:
-        slope: Tensor = self.slope  # type: ignore[assignment]
-        return (slope * r.abs())[None]
 
 
 def test_layers_share_a_plan_and_have_their_own_features(made: list[Request]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from posenc import Positions, RoPE
 from posenc.rotation import phases
@@ -235,17 +234,6 @@ def test_what_is_beside_x_in_memory_is_not_written(on: torch.device) -> None:
         check(inside, x, turn, 1)
         inside.fill_(torch.nan)
         assert around.isnan().all()
-
-
-def test_a_second_derivative_and_one_of_a_checkpoint(on: torch.device) -> None:
-    turn = rotation(5, 8, device=str(on))
-    x = torch.randn(1, 2, 5, 8, device=on, requires_grad=True)
-    gradient = torch.randn(1, 2, 5, 8, device=on, requires_grad=True)
-    (once,) = torch.autograd.grad(turn(x), x, gradient, create_graph=True)
-    (twice,) = torch.autograd.grad(once, gradient, x)
-    check(twice, x, turn, 1)
-    (again,) = torch.autograd.grad(checkpoint(turn, x, use_reentrant=False), x, gradient.detach())
-    check(again, gradient, turn, -1)
 
 
 # --- every scheme that rotates ----------------------------------------------------------------------------------------

@@ -2,9 +2,7 @@
 and that they compile."""
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from posenc.backends.request import Request
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import ANY, tasks_of
 from posenc.positions.tiles import Tiling, Visibility
-from tests.awkward import clocked, disentangled, featured, interpolated, softcap
+from tests.awkward import disentangled, interpolated, softcap
 from tests.backends import ceilings
 from tests.backends.grounds import ATTENDING, BANDED, BY_LAYERS, KINDS, PLACES, built, shape_of, takes
 from tests.backends.test_triton import INTERPRETED
@@ -158,30 +156,6 @@ def test_each_pair_that_is_seen_is_of_one_task_of_either_side(place: str) -> Non
 
 
 ROOM = {80: 166_912, 90: 232_448}  # bytes that a block may share: of an A100, of an H100
-
-
-@pytest.mark.slow
-@pytest.mark.triton
-@pytest.mark.parametrize(
-    ("make", "dtype", "capability"),
-    [
-        (lambda: TransformerXL(4, 40) + clocked(4), torch.float32, 80),
-        (lambda: featured(40, 4) + DistanceAware(4), torch.float16, 90),
-    ],
-    ids=["shift, bias and clock", "a feature and a factor"],
-)
-def test_they_compile_and_fit(
-    make: Callable[[], Scheme], dtype: torch.dtype, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    q, k = (torch.randn(1, heads, 70, 40, dtype=dtype, requires_grad=True) for heads in (4, 2))
-    calls = ceilings.calls_of(make(), q, k, monkeypatch)
-    assert {"forward", "forward_near", "backward_queries", "backward_keys", "backward_tables"} <= calls.keys()
-    for name, given in calls.items():
-        made = ceilings.compiled(name, given, capability)
-        assert made.metadata.num_warps == given["num_warps"]
-        assert 0 < made.metadata.shared <= ROOM[capability]
-        assert made.asm["cubin"]
 
 
 # --- and to what ------------------------------------------------------------------------------------------------------
