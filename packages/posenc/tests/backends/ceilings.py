@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels for CUDA: registers, spills, shared memory and instructions, without a GPU.
+"""What the compiler makes of the kernels for CUDA: registers, spills and shared memory, without a GPU.
 
     python -m tests.backends.ceilings [--write] [VARIANT ...]
 
@@ -62,13 +62,6 @@ VARIANTS = {
 IN_MAKE_TRITON = ("line", "line, both directions", "Shaw", "clock")  # others are compiled in CI
 
 
-class Loop(NamedTuple):
-    """An innermost loop with products: its instructions, and those among them that multiply matrices."""
-
-    instructions: int
-    products: int
-
-
 @dataclass(frozen=True)
 class Figures:
     """What the compiler made of a kernel. ``spills`` counts loads and stores of registers that did not fit."""
@@ -79,18 +72,11 @@ class Figures:
     registers: int
     spills: int
     shared: int
-    loops: tuple[Loop, ...]
 
     def exceeds(self, ceiling: Figures, same_compiler: bool) -> list[str]:
         """What is more than the ceiling; by another compiler, only what keeps a kernel from running well."""
         names = ["spills", "shared", *(["registers"] if same_compiler else [])]
-        found = [name for name in names if getattr(self, name) > getattr(ceiling, name)]
-        if same_compiler and (
-            len(self.loops) > len(ceiling.loops)
-            or any(a.instructions > b.instructions for a, b in zip(self.loops, ceiling.loops, strict=False))
-        ):
-            found.append("loops")
-        return found
+        return [name for name in names if getattr(self, name) > getattr(ceiling, name)]
 
 
 class Recorder:
@@ -184,28 +170,7 @@ def figures_of(made: Any, given: dict[str, Any]) -> Figures:
         int(registers[1]),
         len(re.findall(r"\b(?:STL|LDL)\b", listing)),
         made.metadata.shared,
-        tuple(_loops(listing)),
     )
-
-
-def _loops(listing: str) -> list[Loop]:
-    """The innermost loops with products, in the order of the code."""
-    code: list[str] = []
-    labels: dict[str, int] = {}
-    for line in listing.splitlines():
-        if label := re.match(r"\s*(\.L_\S+):", line):
-            labels[label[1]] = len(code)
-        elif instruction := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", line):
-            code.append(instruction[1])
-    jumps = [(at, re.search(r"BRA.*`\((\.L_\S+)\)", line)) for at, line in enumerate(code)]
-    found = [(labels[to[1]], at) for at, to in jumps if to is not None and labels.get(to[1], at + 1) <= at]
-    products = [bool(re.search(r"\b(?:HGMMA|UTC\w*MMA|HMMA|QGMMA)\b", line)) for line in code]
-    return [
-        Loop(last - first + 1, sum(products[first : last + 1]))
-        for first, last in sorted(found)
-        if any(products[first : last + 1])
-        and not any(first <= a and b <= last and (a, b) != (first, last) and any(products[a : b + 1]) for a, b in found)
-    ]
 
 
 def measured(variant: Variant) -> dict[str, Figures]:
@@ -222,22 +187,11 @@ def measured(variant: Variant) -> dict[str, Figures]:
 def stored() -> tuple[str, dict[str, dict[str, Figures]]]:
     """Triton's version, and the ceilings of each kernel of each variant."""
     told = json.loads(STORED.read_text())
-    return told["triton"], {
-        variant: {
-            name: Figures(**{**x, "loops": tuple(Loop(*loop) for loop in x["loops"])}) for name, x in kernels.items()
-        }
-        for variant, kernels in told["variants"].items()
-    }
+    of = {name: {kernel: Figures(**x) for kernel, x in kernels.items()} for name, kernels in told["variants"].items()}
+    return told["triton"], of
 
 
-def row(variant: str, name: str, x: Figures) -> str:
-    """A row of the table."""
-    loops = ", ".join(f"{loop.instructions} ({loop.products})" for loop in x.loops)
-    cells = (variant, f"`{name}`", x.sizes, f"{x.warps}, {x.stages}", x.registers, x.spills, x.shared, loops)
-    return "| " + " | ".join(map(str, cells)) + " |"
-
-
-HEAD = "| call | kernel | blocks | warps, stages | registers | spills | shared memory | instructions (products) |"
+HEAD = "| call | kernel | blocks | warps, stages | registers | spills | shared memory |"
 
 
 def main(*asked: str) -> None:
@@ -250,7 +204,8 @@ def main(*asked: str) -> None:
     for name in names:
         kept[name] = measured(VARIANTS[name])
         for kernel, x in kept[name].items():
-            print(row(name, kernel, x), flush=True)
+            cells = (name, f"`{kernel}`", x.sizes, f"{x.warps}, {x.stages}", x.registers, x.spills, x.shared)
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
         if "--write" in asked:
             text = {
                 variant: {kernel: asdict(x) for kernel, x in kept[variant].items()}

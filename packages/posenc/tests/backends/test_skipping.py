@@ -228,16 +228,6 @@ def test_what_does_not_fade_by_distance_alone_has_no_horizon(scheme: Scheme) -> 
 # --- terms of which there is no bound ---------------------------------------------------------------------------------
 
 
-def test_what_the_kernel_computes_wholly_is_not_said_to_be_left_out() -> None:
-    q, k, v = drawn(2000, dtype=torch.float32)
-    how = {"is_causal": True}
-    assert posenc.explain(q, k, v, ALiBi(HEADS), **how).computed < 1
-    one = {"query_positions": Positions.arange(2000)[-1:], "key_positions": Positions.arange(2000)}
-    assert posenc.explain(q[:, :, -1:], k, v, ALiBi(HEADS) + Shaw(16, 5), **how, **one).computed == 1
-    norms = torch.linalg.vector_norm(k, dim=-1)
-    assert posenc.explain(q[:, :, -1:], k, v, ALiBi(HEADS) + Shaw(16, 5), **how, **one, key_norms=norms).computed < 1
-
-
 def test_places_that_nobody_knows_are_not_taken_for_the_same() -> None:
     """Both of the same bounds and order, each shuffled by itself: a query's own key may stand anywhere."""
     q, k, v = drawn(2000)
