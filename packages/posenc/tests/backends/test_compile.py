@@ -86,42 +86,6 @@ def test_a_graph_is_whole_and_real_and_gives_what_eager_gives(name: str) -> None
     graphs.check()
 
 
-# In training, which has both graphs; or in the forward pass alone, where nothing learned asks for gradients either.
-COUNTED = with_more(
-    [("rope", "auto", "training")],
-    [
-        ("alibi", "auto", "forward"),
-        *((name, "auto", "training") for name in ("shaw", "relative_2d")),
-        *((name, "chunked", "training") for name in ("squeezing",)),
-    ],
-)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(("name", "backend", "way"), COUNTED)
-def test_lengths_may_change_without_compiling_anew(name: str, backend: str, way: str) -> None:
-    """One graph for the first length, one for all others, and in training one more of each for the way back; they are
-    what the test above asks of one length."""
-    it, graphs = case(name, "text", LENGTHS[-1], heads=4), Graphs()
-    model = Model(it, backend)
-    compiled = torch.compile(model, fullgraph=True, backend=graphs.backend)
-    for tokens in LENGTHS:
-        inputs = [x[:, :, :tokens].detach().contiguous() for x in (it.query, it.key, it.value)]
-        for x in inputs:
-            x.requires_grad_(way == "training")
-        out, expected = compiled(*inputs), model(*inputs)
-        check_same((out,), (expected,), tokens)
-        if way == "training":
-            leaves = [*inputs, *it.scheme.parameters()]
-            found, truth = (
-                torch.autograd.grad(x.square().sum(), leaves, materialize_grads=True) for x in (out, expected)
-            )
-            check_same(found, truth, tokens)
-    each = 2 if way == "training" else 1
-    assert each <= len(graphs.kept) <= 2 * each
-    graphs.check()
-
-
 # Of those that a symbol in the place of a size once stopped, and of each kind, in minutes.
 SOME = ["rope", "lie_re", "learned", "fox"]
 

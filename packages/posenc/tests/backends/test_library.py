@@ -348,15 +348,6 @@ def test_a_library_that_is_spoiled_is_refused_in_words(
     assert taken() == "v4"  # built anew
 
 
-def test_a_library_without_the_functions_is_refused_in_words(
-    compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler()
-    (record,) = built(V4)
-    monkeypatch.setattr(library, "FUNCTIONS", ("posenc_forward", "posenc_sideways"))
-    assert refusal().startswith(f"{record.file} has no posenc_sideways")
-
-
 def test_a_processor_that_the_system_holds_back_is_not_tried(
     compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,13 +120,6 @@ def test_a_plan_is_made_anew_for_another(change: str, made: list[Request]) -> No
     assert len(made) == 3
 
 
-def test_a_plan_for_one_device_is_none_for_another() -> None:
-    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
-    posenc.attention(*layer, encoding, is_causal=True)
-    with pytest.raises(ValueError, match="query is on meta"):
-        posenc.attention(*(x.to("meta") for x in layer), encoding, is_causal=True)
-
-
 # --- parameters, features and positions -------------------------------------------------------------------------------
 
 

@@ -9,22 +9,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import (
-    FIRE,
-    T5,
-    ALiBi,
-    DynamicNTK,
-    LeRoPE,
-    MixedRoPE,
-    NoPE,
-    Positions,
-    RoPE,
-    Scheme,
-    Shaw,
-    Softcap,
-    XPos,
-    YaRN,
-)
+from posenc import FIRE, DynamicNTK, LeRoPE, MixedRoPE, NoPE, Positions, RoPE, Scheme, Shaw, XPos, YaRN
 from posenc.backends.native import library, operator
 from posenc.encoding.pieces import Fold
 from tests import awkward
@@ -72,29 +57,18 @@ CONVENTIONS = {
     "some channels": Convention(rope(rotary_dim=6)),
     "some channels, interleaved": Convention(rope(rotary_dim=6, layout="interleaved")),
     "from another channel on": Convention(rope(rotary_dim=4, first_channel=5, layout="interleaved")),
-    "the last channels": Convention(rope(first_channel=4)),
-    "proportional": Convention(rope(scaling=posenc.Proportional(0.5))),
     "a turn that lengthens": Convention(rope(scaling=YaRN(4.0, 16))),
     "frequencies of each row's length": Convention(
         rope(scaling=DynamicNTK(2.0, 16)), lambda: same(padded("lrn", TOKENS))
     ),
-    "two axes": Convention(rope(axes=2), lambda: along_axes(2)),
     "three axes, dealt out": Convention(rope(axes=3, allocation=(0, 1, 2, 2, 1, 0)), lambda: along_axes(3)),
-    "m-rope": Convention(lambda: posenc.MRoPE(HEAD_DIM, (2, 2, 2), "interleaved"), lambda: along_axes(3)),
-    "axial": Convention(lambda: posenc.AxialRoPE(HEAD_DIM), lambda: along_axes(2)),
     "other angles for each head": Convention(frozen(lambda: MixedRoPE(HEAD_DIM, KV_HEADS)), lambda: along_axes(2)),
     "values too": Convention(rope(values=True)),
-    "no mask": Convention(rope(), how={}),
     "a window": Convention(rope(), how={"is_causal": True, "window": 9}),
     "chunks": Convention(rope(), how={"is_causal": True, "window": posenc.Chunk(16)}),
     "packed": Convention(rope(), lambda: same(packed(TOKENS))),
-    "padded": Convention(rope(layout="interleaved"), lambda: same(padded("lr", TOKENS))),
     "a cache": Convention(rope(), lambda: last(Positions.arange(TOKENS), 21)),
-    "few queries": Convention(rope(), lambda: last(Positions.arange(TOKENS), 3)),
     "one query": Convention(rope(layout="interleaved"), lambda: last(padded("ln", TOKENS), 1)),
-    "with a bias": Convention(lambda: RoPE(HEAD_DIM) + ALiBi(HEADS)),
-    "with a learned bias": Convention(lambda: T5(HEADS, 8, 20) + RoPE(HEAD_DIM)),
-    "with a function of the score": Convention(lambda: RoPE(HEAD_DIM) + Softcap(5.0)),
     "with a broken line": Convention(lambda: RoPE(HEAD_DIM) + FIRE(HEADS)),
     "with vectors of values": Convention(lambda: RoPE(HEAD_DIM) + Shaw(HEAD_DIM, 5, keys=False)),
 }
