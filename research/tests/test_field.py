@@ -2,6 +2,7 @@
 script repeats it."""
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,12 @@ def _links(page: Path) -> list[tuple[str, str]]:
 def _anchors(page: Path) -> set[str]:
     """What the headings of a page are called in links, on GitHub."""
     return {anchor(heading) for heading in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("transformers-*.py")), ids=lambda script: script.stem)
+def test_a_fault_of_transformers_is_there(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(script), run_name="__main__")
+    assert ended.value.code == 1
+    assert "came:" in capsys.readouterr().out

@@ -12,24 +12,17 @@ FAST = {"rope_type": "default", "rope_theta": 3e3}
 LONG = [1.0 + k / 4 for k in range(6)]
 """For head_dim 12: 36 channels on three heads, no power of two."""
 
+
+def rope(rope_type: str, theta: float, **more: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": theta, **more}}
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
 FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {
-        "head_dim": 20,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 5e5,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 256,
-        },
-    },
-    "llama linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 7_000.0}},
-    "llama dynamic": {
-        "max_position_embeddings": 1000,
-        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 7_000.0},
-    },
-    "mistral": {"sliding_window": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "llama": {"head_dim": 20} | rope("llama3", 5e5, **LLAMA3),
+    "llama linear": rope("linear", 7e3, factor=3.0),
+    "llama dynamic": {"max_position_embeddings": 1000} | rope("dynamic", 7e3, factor=2.0),
+    "mistral": {"sliding_window": 5} | rope("default", 1e6),
     "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, "rope_theta": 1e6},
     "qwen3": {"head_dim": 20, "rope_parameters": YARN | {"rope_theta": 1e6}},
     "gemma": {"head_dim": 20},
@@ -82,16 +75,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 3e4},
     "phi": {"partial_rotary_factor": 0.5, "rope_theta": 3e4},
     "glm": {"head_dim": 20, "partial_rotary_factor": 0.4},
-    "phi3": {
-        "original_max_position_embeddings": 64,
-        "sliding_window": 5,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "short_factor": LONG,
-            "long_factor": LONG[::-1],
-            "rope_theta": 3e4,
-        },
-    },
+    "phi3": {"original_max_position_embeddings": 64, "sliding_window": 5}
+    | rope("longrope", 3e4, short_factor=LONG, long_factor=LONG[::-1]),
     "modernbert": {
         "local_attention": 6,
         "rope_parameters": {
@@ -99,16 +84,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 9_000.0},
         },
     },
-    "qwen2_vl_text": {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 2, 3]},
-        "use_sliding_window": True,
-        "sliding_window": 4,
-        "max_window_layers": 3,
-    },
-    "qwen3_vl_text": {
-        "head_dim": 20,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [4, 3, 3]},
-    },
+    "qwen2_vl_text": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 3}
+    | rope("default", 1e6, mrope_section=[1, 2, 3]),
+    "qwen3_vl_text": {"head_dim": 20} | rope("default", 5e5, mrope_section=[4, 3, 3]),
     "gemma4_text": {
         "head_dim": 20,
         "global_head_dim": 28,
@@ -121,8 +99,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Families whose attention goes through transformers' table of attention functions, and takes cos and sin."""
 
-PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 3e4}}
-SHARE = {"rope_parameters": {"rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 0.5}}
+PLAIN, SHARE = rope("default", 3e4), rope("default", 3e4, partial_rotary_factor=0.5)
 TYPES = {
     "head_dim": 20,
     "sliding_window": 4,
@@ -148,6 +125,7 @@ SHARED = EXPERTS | {
     "n_group": 1,
     "topk_group": 1,
 }
+ALPHA = rope("dynamic", 3e4, alpha=50.0, factor=1.0)
 MLA = FAMILIES["deepseek_v3"] | {"q_lora_rank": 8}
 VISUAL = {"rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 0.6, "mrope_section": [2, 2, 2]}
 NAMED_LIKE_LLAMA = (
@@ -211,13 +189,9 @@ ALIKE: dict[str, dict[str, Any]] = {
         "rope_parameters": YARN
         | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "partial_rotary_factor": 0.5},
     },
-    "hunyuan_v1_dense": {
-        "head_dim": 20,
-        "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 3e4},
-    },
+    "hunyuan_v1_dense": {"head_dim": 20} | ALPHA,
     "hunyuan_v1_moe": PLAIN | EXPERTS | {"head_dim": 20},
-    "hunyuan_v1_moe alpha": EXPERTS
-    | {"head_dim": 20, "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 3e4}},
+    "hunyuan_v1_moe alpha": EXPERTS | {"head_dim": 20} | ALPHA,
 }
 """More families, most of which differ from one above by their name."""
 
@@ -262,7 +236,7 @@ SMALL |= {"num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddi
 SMALL |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 ENCODER = {key: size for key, size in SMALL.items() if key != "num_key_value_heads"}
 ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"]}
-ROTATED = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+ROTATED = rope("default", 1e4)
 DECODERS: dict[str, dict[str, Any]] = {
     "llama": ROTATED | {"head_dim": 12},
     "qwen2": {"max_window_layers": 1},

@@ -374,14 +374,6 @@ def test_what_is_generated_is_what_eager_generates(how: dict[str, Any]) -> None:
     assert torch.equal(eager, ours)
 
 
-def test_a_model_is_loaded_with_it(tmp_path: Any) -> None:
-    built("llama").save_pretrained(tmp_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="posenc")
-    assert model.config._attn_implementation == "posenc"
-    plain = output(built("llama"), input_ids=IDS)
-    torch.testing.assert_close(output(model, input_ids=IDS), plain, rtol=0, atol=of_sums(torch.float32, TERMS, plain))
-
-
 def test_what_cannot_be_divided_among_processes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in (module, masks, adapters, placing):
         monkeypatch.setattr(place, "EXCHANGES", [object()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from safetensors.torch import load_model, save_model
 
 import posenc
 from posenc.huggingface import patch, scheme_from_config
-from posenc.rotation.scalings import DynamicNTK, YaRN
 from tests.huggingface.test_attention import IDS, built, output
 from tests.rounding import of_angles
 
@@ -43,8 +43,7 @@ def trained(model: Any, scheme: posenc.Scheme) -> Tensor:
     return output(model.eval(), input_ids=IDS)
 
 
-@pytest.mark.parametrize("first", ["PEFT", "patch"])
-@pytest.mark.parametrize("made", [lambda: posenc.T5(4), lambda: posenc.FIRE(4)], ids=["T5", "FIRE"])
+@pytest.mark.parametrize(("first", "made"), [("PEFT", lambda: posenc.T5(4)), ("patch", lambda: posenc.FIRE(4))])
 def test_a_scheme_trains_beside_adapters_and_is_saved_beside_them(made: Any, first: str, tmp_path: Path) -> None:
     scheme, base = made(), built("llama")
     if first == "PEFT":
@@ -70,11 +69,6 @@ def test_a_scheme_trains_beside_adapters_and_is_saved_beside_them(made: Any, fir
     assert torch.equal(output(again, input_ids=IDS), out)
 
 
-@pytest.mark.parametrize("what", [posenc.ALiBi(4), YaRN(4.0, 64)], ids=repr)
-def test_where_nothing_is_learned_nothing_is_said_of_saving(what: Any) -> None:
-    assert "PEFT" not in repr(patch(lora(built("llama")), what))
-
-
 def test_a_network_of_a_scheme_that_peft_wraps_is_refused_by_name() -> None:
     model = built("llama")
     patch(model, posenc.FIRE(4))
@@ -91,13 +85,10 @@ def tuned(kind: Any) -> Any:
 OWN = posenc.LongRoPE([1.0] * 6, [1.0] * 6, 64, 4.0, attention_factor=1.0)
 
 
-@pytest.mark.parametrize("what", [OWN, DynamicNTK(2.0, 8), posenc.RoPE(12)], ids=["LongRoPE", "DynamicNTK", "RoPE"])
-def test_prefix_tuning_is_refused_where_posenc_turns_keys(what: Any) -> None:
+def test_prefix_tuning_is_refused_where_posenc_turns_keys() -> None:
     model = tuned(peft.PrefixTuningConfig)
-    plain = output(model, input_ids=IDS)
     with pytest.raises(ValueError, match=r"RoPE in attention rotates all keys of the cache, .* or prompt tuning"):
-        patch(model, what)
-    assert torch.equal(output(model, input_ids=IDS), plain)
+        patch(model, OWN)
 
 
 @pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
@@ -123,24 +114,22 @@ def test_layers_that_peft_replicates_run_through_posenc() -> None:
     assert torch.equal(output(model, input_ids=IDS), plain)
 
 
-CASES: list[tuple[str, Any]] = [
+CASES = (
     ("llama", posenc.DynamicNTK(2.0, 8)),
     ("deepseek_v3", posenc.YaRN(2.0, 8)),
     ("llama4", None),
     ("gpt2", posenc.ALiBi(4)),
-]
+)
 
 
-def cases() -> list[tuple[Any, Any, Any]]:
+def cases() -> Iterator[tuple[Any, Any, Any]]:
     """Models, what is put into them (None is their own schedule), and the outputs."""
-    found = []
     for name, what in CASES:
         model = built(name)
-        what = scheme_from_config(model.config).schedule if what is None else what
-        with patch(model, what):
+        put = scheme_from_config(model.config).schedule if what is None else what
+        with patch(model, put):
             out = output(model, input_ids=IDS)
-        found.append((model, what, out))
-    return found
+        yield model, put, out
 
 
 def test_a_model_on_meta_is_patched_and_loaded() -> None:
