@@ -223,36 +223,6 @@ def with_axes(family: str) -> Any:
     return moved(getattr(transformers, f"{family}Model")(config).eval())
 
 
-def test_text_with_an_image_from_a_cache() -> None:
-    model, places = with_axes("Qwen2VLText"), IMAGE[:, None].expand(3, 2, 13)
-
-    def run(model: Any) -> list[Tensor]:
-        cache, parts, start = transformers.DynamicCache(config=model.config), [], 0
-        for step in (6, 1, 5, 1):
-            here = slice(start, start + step)
-            parts.append(output(model, input_ids=IDS[:, here], position_ids=places[..., here], cache=cache))
-            start += step
-        return [*torch.cat(parts, 1), *output(model, input_ids=IDS, position_ids=places)]
-
-    def truth(model: Any) -> list[Tensor]:
-        return [*output(model, input_ids=IDS, position_ids=places)] * 2
-
-    check(model, run, truth)
-
-
-def test_an_image_with_axial_rotation() -> None:
-    config = transformers.DINOv3ViTConfig(
-        patch_size=4, image_size=24, hidden_size=48, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
-    )
-    model = moved(transformers.DINOv3ViTModel(config).eval())
-    pixels = torch.randn(2, 3, 24, 16, generator=torch.Generator().manual_seed(0))
-
-    def run(model: Any) -> list[Tensor]:
-        return list(output(model, pixel_values=pixels.to(next(model.parameters()).dtype)))
-
-    check(model, run, run)
-
-
 # -- the mask ---------------------------------------------------------------------------------------------------------
 
 

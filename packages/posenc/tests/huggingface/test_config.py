@@ -70,28 +70,18 @@ def test_the_list_of_longrope_goes_by_the_length_of_the_text() -> None:
     assert disagreements(config_of("phi3", original_max_position_embeddings=2048), scheme_from_config(config))
 
 
-@pytest.mark.parametrize(
-    ("model_type", "given", "ready"),
-    [
-        (
-            "gemma3_text",
-            {"num_hidden_layers": 34, "sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
-            schedules.gemma3(),
-        ),
-        ("gpt_oss", {}, schedules.gpt_oss()),
-        ("smollm3", {"rope_theta": 5e6}, schedules.smollm3()),
-        (
-            "cohere2",
-            {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32},
-            schedules.cohere2(base=1e4),
-        ),
-    ],
-)
-def test_ready_schedules_are_those_of_the_configurations(
-    model_type: str, given: dict[str, Any], ready: Schedule
-) -> None:
-    config = transformers.AutoConfig.for_model(model_type, **given)
-    assert repr(scheme_from_config(config).schedule) == repr(ready)
+SCALED = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+READY: list[tuple[str, dict[str, Any], Schedule]] = [
+    ("gemma3_text", SCALED | {"num_hidden_layers": 34, "sliding_window": 1024}, schedules.gemma3()),
+    ("gpt_oss", {}, schedules.gpt_oss()),
+    ("smollm3", {"rope_theta": 5e6}, schedules.smollm3()),
+    ("cohere2", {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32}, schedules.cohere2(base=1e4)),
+]
+
+
+@pytest.mark.parametrize(("model_type", "given", "ready"), READY)
+def test_ready_schedules_are_those_of_configurations(model_type: str, given: dict[str, Any], ready: Schedule) -> None:
+    assert repr(scheme_from_config(transformers.AutoConfig.for_model(model_type, **given)).schedule) == repr(ready)
 
 
 def test_parts_of_models_are_read_as_by_themselves() -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("transformers")
 
@@ -19,7 +18,6 @@ from posenc.huggingface import scheme_from_config
 from posenc.huggingface.families import READERS
 from posenc.huggingface.reading import Keys
 from posenc.rotation.scalings import YaRN
-from posenc.schemes.rope import RoPE
 from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, SIZES, YARN
 from tests.huggingface.test_config import also
 from tests.huggingface.tiny import config_of, disagreements
@@ -158,62 +156,26 @@ BIG = 10**9
 REFUSED: list[tuple[Any, str]] = [
     *((LLAMA | {key: 2}, f"llama has the key '{key}' = 2, which is about pos") for key in ABOUT_POSITIONS.split()),
     # keys that contradict one another, or are not read
-    (
-        rope(rope_type="linear", factor=2.0, rope_theta=1e4) | {"rope_theta": 5e5},
-        "rope_theta is 500000.0, but transform",
-    ),
-    (
-        rope(type="linear", factor=2.0) | {"rope_parameters": {"rope_type": "default"}},
-        "must be equal if both are given",
-    ),
+    (rope(rope_type="linear", factor=2.0, rope_theta=1e4) | {"rope_theta": 5e5}, "rope_theta is 500000.0, but transfo"),
+    (rope(type="linear", factor=2.0) | {"rope_parameters": {"rope_type": "default"}}, "must be equal if both are give"),
     (rope(type="dynamic", rope_type="linear", factor=2.0), r"\['type'\] contradicts rope_type 'linear', got 'dynamic'"),
     (rope(rope_type="default", factor=2.0), "has the key 'factor' = 2.0, which rope_type 'default' does not read"),
     (rope(**YARN, beta_fsat=16), "has the key 'beta_fsat' = 16, which rope_type 'yarn' does not read"),
     (rope(**YARN, mscale=1.0), r"\['mscale'\] is only read if both mscale and mscale_all_dim are above 0, got 1.0"),
     (rope(**YARN, mscale=1.0, mscale_all_dim=1.0, attention_factor=1.0), "has the key 'mscale' = 1.0, which rope_type"),
-    (
-        LLAMA | {"partial_rotary_factor": 0.5},
-        r"\['partial_rotary_factor'\] must be 1, since llama rotates all channels",
-    ),
-    (
-        OLMO3 | {"rope_theta": 1e4},
-        "olmo3's rope_theta is 10000.0, but transformers' model of sliding_attention has 5000",
-    ),
+    (LLAMA | {"partial_rotary_factor": 0.5}, r"\['partial_rotary_factor'\] must be 1, since llama rotates all channel"),
+    (OLMO3 | {"rope_theta": 1e4}, "olmo3's rope_theta is 10000.0, but transformers' model of sliding_attention has 50"),
     (OLMO3 | {"rope_parameters": {"full_attention": YARN | {"truncate": False}}}, r"\['truncate'\] must be true here"),
-    (
-        OLMO3 | {"rope_parameters": {"full_attention": YARN, "rope_theta": 2e4}},
-        "must be keyed by full_attention and sl",
-    ),
-    (
-        SLIDES | {"max_window_layers": 3, "layer_types": FULL},
-        "max_window_layers contradicts the list of layers that st",
-    ),
+    (OLMO3 | {"rope_parameters": {"full_attention": YARN, "rope_theta": 2e4}}, "must be keyed by full_attention and s"),
+    (SLIDES | {"max_window_layers": 3, "layer_types": FULL}, "max_window_layers contradicts the list of layers that s"),
     (of("qwen2", layer_types=["sliding_attention"] * 32), "sliding_window must be a number of keys, since layer_types"),
-    (
-        of("smollm3", no_rope_layers=[1] * 36, no_rope_layer_interval=3),
-        "no_rope_layer_interval contradicts the list of",
-    ),
-    (
-        of("mpt", attn_config={"alibi": False}),
-        "mpt's attn_config's alibi must be true, since transformers' model always",
-    ),
+    (of("smollm3", no_rope_layers=[1] * 36, no_rope_layer_interval=3), "no_rope_layer_interval contradicts the list o"),
+    (of("mpt", attn_config={"alibi": False}), "mpt's attn_config's alibi must be true, since transformers' model alwa"),
     (of("mpt", attn_config={"alibi_bias_max": 16}), "alibi_bias_max must be 8, since transformers'"),
-    (
-        of("bert", position_embedding_type="relative_key"),
-        "must be 'absolute', which is all that transformers 5 has, got",
-    ),
-    (
-        QWEN_VL | {"rope_parameters": {"mrope_interleaved": False}},
-        r"\['mrope_interleaved'\] must be true, since the mod",
-    ),
-    (
-        QWEN_VL | {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-        r"when interleaved, \[22, 21, 21\], got \[16, 24, 2",
-    ),
-    (
-        of("qwen2_vl_text", rope_parameters={"mrope_section": [16, 24, 23]}),
-        r"add up to head_dim / 2 = 64, got \[16, 24,",
-    ),
+    (of("bert", position_embedding_type="relative_key"), "must be 'absolute', which is all that transformers 5 has, g"),
+    (QWEN_VL | {"rope_parameters": {"mrope_interleaved": False}}, r"\['mrope_interleaved'\] must be true, since the m"),
+    (QWEN_VL | {"rope_parameters": {"mrope_section": [16, 24, 24]}}, r"when interleaved, \[22, 21, 21\], got \[16, 24"),
+    (of("qwen2_vl_text", rope_parameters={"mrope_section": [16, 24, 23]}), r"add up to head_dim / 2 = 64, got \[16, 2"),
     (of("gemma2", use_bidirectional_attention=True), "must be false: only causal attention is read, got True"),
     (LLAMA | {"is_causal": False}, "llama's is_causal must be true: only causal .* is read, got False"),
     (of("gptj", rotary=False, rotary_dim=64), "gptj's rotary must be true, since transformers' model"),
@@ -221,19 +183,13 @@ REFUSED: list[tuple[Any, str]] = [
     (of("cohere2", rotary_pct=0.5), "cohere2's rotary_pct must be 1, since cohere2 rotates all"),
     (of("gemma2", sliding_window_size=9), "gemma2's sliding_window_size contradicts sliding_window 4096"),
     # parts, and models that are not read
-    (
-        of("llava", text_config=of("llama"), rope_theta=5.0),
-        "llava has the key 'rope_theta' = 5.0, .* outside its text_",
-    ),
+    (of("llava", text_config=of("llama"), rope_theta=5.0), "llava has the key 'rope_theta' = 5.0, .* outside its text"),
     (of("gemma3", sliding_window=7), "gemma3 has the key 'sliding_window' = 7, .* outside its text_config"),
     (WITH_T5 | {"part": "decoder"}, "part must be None for opt, which is one model, got 'decoder'"),
     (of("rwkv"), r"model_type must be one of the \d+ in docs/huggingface.md, got 'rwkv'"),
     (of("lama"), r"got 'lama' \(did you mean 'llama'\?\)"),
     ({}, "config must have a model_type, got None"),
-    (
-        of("llama4", part="vision"),
-        r"part must be 'text' for llama4, whose vision part \(llama4_vision_model\) is not read",
-    ),
+    (of("llama4", part="vision"), r"part must be 'text' for llama4, whose vision part \(llama4_vision_model\) is not"),
     (of("llama", part="text"), "part must be one that llama has, and it has no text_config, got 'text'"),
     (of("t5", part="both"), "part must be 'encoder' or 'decoder', got 'both'"),
     (7, "config must be a configuration of transformers, its dictionary, or a path to a config.json, got 7"),
@@ -248,14 +204,8 @@ REFUSED: list[tuple[Any, str]] = [
     (rope(rope_type=["yarn"]), r"rope_parameters\['rope_type'\] must be a string, got \['yarn'\]"),
     (rope(rope_type="linear", factor="2"), r"rope_parameters\['factor'\] must be a finite number above 0, got '2'"),
     (rope(**YARN, truncate="no"), r"llama's rope_parameters\['truncate'\] must be true or false, got 'no'"),
-    (
-        of("qwen2_vl_text", rope_parameters={"mrope_section": 3}),
-        r"\['mrope_section'\] must be three numbers that add up",
-    ),
-    (
-        SLIDES | {"max_window_layers": -1, "layer_types": FULL[:1]},
-        "must have 32 entries like num_hid|accepts for qwen2",
-    ),
+    (of("qwen2_vl_text", rope_parameters={"mrope_section": 3}), r"\['mrope_section'\] must be three numbers that add"),
+    (SLIDES | {"max_window_layers": -1, "layer_types": FULL[:1]}, "must have 32 entries like num_hid|accepts for qwen"),
     (of("swinv2", depths=[2, 2]), "swinv2's depths must have as many entries as num_heads"),
     (LLAMA | {"num_hidden_layers": BIG}, "num_hidden_layers must be at most 4096, got 1000000000"),
     (of("gemma3", text_config={"num_hidden_layers": BIG}), "num_hidden_layers must be at most 4096"),
@@ -263,18 +213,9 @@ REFUSED: list[tuple[Any, str]] = [
     (LLAMA | {"num_labels": BIG}, "num_labels must be at most 1048576, got 1000000000"),
     (LLAMA | {"layer_types": ["full_attention"] * (2**20 + 1)}, "layer_types must have at most 1048576 entries, got"),
     (LLAMA | {"posenc_patch": nested(3000)}, "by_name must be nested at most 32 deep, got more"),
-    (
-        of("gpt2", n_positions=2**29),
-        "the positions of gpt2 must have at most 2147483648 learned numbers, got 412316860416",
-    ),
-    (
-        of("swinv2", depths=[4096] * 2, num_heads=[3, 6], pretrained_window_sizes=[0, 0]),
-        "swinv2's layers must be at most 4096, got 8192",
-    ),
-    (
-        rope(**YARN | {"factor": 2.0, "original_max_position_embeddings": 2}),
-        r"must let YaRN's ramp begin before it ends, got 2: it begins at pair 0 and ends at pair -\d, and transform",
-    ),
+    (of("gpt2", n_positions=2**29), "the positions of gpt2 must have at most 2147483648 learned numbers, got 41231686"),
+    (of("swinv2", depths=[4096] * 2, num_heads=[3, 6], pretrained_window_sizes=[0, 0]), "swinv2's layers must be at m"),
+    (rope(**YARN | {"factor": 2.0, "original_max_position_embeddings": 2}), r"must let YaRN's ramp begin before it en"),
 ]
 
 
@@ -468,13 +409,3 @@ def test_truncate_null_is_false_as_in_transformers() -> None:
     nested = {"sliding_attention": YARN | {"truncate": None}, "full_attention": YARN}
     config = config_of("olmo3", rope_parameters=nested)  # transformers reads it only outside of these
     assert disagreements(config, scheme_from_config(config)) == []
-
-
-def test_a_ramp_that_transformers_turns_round_is_refused() -> None:
-    """Among those above; its own frequencies are others than YaRN's."""
-    config = config_of("llama", rope_parameters=YARN | {"factor": 2.0, "original_max_position_embeddings": 2})
-    theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq
-    ours, _ = YaRN(2.0, 2)(RoPE(20, 20_000.0).frequencies()[0].flatten())
-    assert not torch.allclose(theirs.double(), ours, rtol=1e-3)
-    same = config_of("llama", rope_parameters=YARN | {"original_max_position_embeddings": 4})
-    assert disagreements(same, scheme_from_config(same)) == []

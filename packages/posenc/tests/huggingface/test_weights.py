@@ -60,8 +60,8 @@ def state_of(head_dim: int, heads: int, kv_heads: int, width: int = 11) -> dict[
             f"{at}.lora_A.default.weight": torch.randn(2, width, dtype=torch.float64),
             f"{at}.lora_B.default.weight": torch.randn(rows, 2, dtype=torch.float64),
         }
-    for name in "qk":
-        state[f"layers.0.self_attn.{name}_norm.weight"] = torch.rand(head_dim, dtype=torch.float64) + 0.5
+    norms = {"q": torch.rand(head_dim), "k": torch.rand(kv_heads, head_dim)}  # of every head alike, or each by itself
+    state |= {f"layers.0.self_attn.{name}_norm.weight": norm.double() + 0.5 for name, norm in norms.items()}
     return state
 
 
@@ -73,7 +73,8 @@ def test_all_that_makes_queries_and_keys_is_converted(case: str) -> None:
     converted = convert_layout(state, "interleaved", head_dim, **how)
     for name, x in state.items():
         stays = ".v_" in name or "lora_A" in name or "input" in name
-        assert torch.equal(converted[name], x if stays else by_hand(x, head_dim, rotary_dim, first))
+        flat = x.flatten(0, 1) if "k_norm" in name else x
+        assert torch.equal(converted[name], x if stays else by_hand(flat, head_dim, rotary_dim, first).view_as(x))
     back = convert_layout(converted, "half", head_dim, **how)
     assert all(torch.equal(back[name], x) for name, x in state.items())
 
@@ -129,42 +130,19 @@ def test_norms_are_converted_with_their_projections(family: str, monkeypatch: py
 
 
 def test_sides_of_other_widths_are_converted_by_a_call_each() -> None:
-    """DeepSeek-V2-Lite has q_proj and kv_a_proj_with_mqa; its norm of latents stays."""
-    state = {
-        "q_proj.weight": torch.randn(2 * 12, 5),
-        "kv_a_proj_with_mqa.weight": torch.randn(16 + 4, 5),
-        "kv_a_layernorm.weight": torch.randn(16),
-    }
-    with pytest.raises(ValueError, match="state has 'q_proj', and beside it none of k_proj: both sides must be conv"):
-        convert_layout(state, "half", 12, rotary_dim=4, first_channel=8)
+    """DeepSeek-V2-Lite has q_proj and kv_a_proj_with_mqa; its norm of latents stays. An adapter may be of queries
+    alone."""
+    sizes = {"q_proj": (2 * 12, 5), "kv_a_proj_with_mqa": (16 + 4, 5), "kv_a_layernorm": (16,)}
+    state = {f"{name}.weight": torch.randn(size) for name, size in sizes.items()}
     once = convert_layout(state, "half", 12, rotary_dim=4, first_channel=8, projections=("q_proj",))
     both = convert_layout(once, "half", 20, rotary_dim=4, first_channel=16, projections=("kv_a_proj_with_mqa",))
-    assert torch.equal(
-        both["q_proj.weight"], interleaved_to_half(state["q_proj.weight"], 12, rotary_dim=4, first_channel=8)
-    )
-    key = interleaved_to_half(state["kv_a_proj_with_mqa.weight"], 20, rotary_dim=4, first_channel=16)
-    assert torch.equal(both["kv_a_proj_with_mqa.weight"], key)
+    for name, width in (("q_proj.weight", 12), ("kv_a_proj_with_mqa.weight", 20)):
+        converted = interleaved_to_half(state[name], width, rotary_dim=4, first_channel=width - 4)
+        assert torch.equal(both[name], converted)
     assert both["kv_a_layernorm.weight"] is state["kv_a_layernorm.weight"]
-
-
-def test_layers_of_wider_heads_are_converted_by_a_call_of_their_own() -> None:
-    """Gemma 4: heads of 8 channels in layers of windows, of 16 in those that see the whole text. A norm may be of heads
-    by channels."""
-    layers = [
-        {
-            f"{n}.{side}_{kind}.weight": torch.randn(size)
-            for side, heads in (("q", 2), ("k", 1))
-            for kind, size in (("proj", (heads * width, 5)), ("norm", (width,) if n else (heads, width)))
-        }
-        for n, width in enumerate((8, 16))
-    ]
-    with pytest.raises(ValueError, match=r"'1.q_norm.weight', torch.float32 \(16,\), which is not of a head of"):
-        convert_layout(layers[0] | layers[1], "interleaved", 8)
-    for width, layer in zip((8, 16), layers, strict=True):
-        converted = convert_layout(layer, "interleaved", width)
-        for name, x in layer.items():
-            flat = x if "proj" in name else x.flatten()
-            assert torch.equal(converted[name], by_hand(flat, width, width, 0).view_as(x))
+    adapter = {"q_proj.lora_A.weight": torch.randn(2, 5), "q_proj.lora_B.weight": torch.randn(24, 2)}
+    made = convert_layout(adapter, "interleaved", 12)["q_proj.lora_B.weight"]
+    assert torch.equal(made, by_hand(adapter["q_proj.lora_B.weight"], 12, 12, 0))
 
 
 def test_weights_of_a_byte_per_entry_are_no_packed_ones() -> None:
@@ -182,6 +160,7 @@ UNFIT: list[tuple[dict[str, Tensor], str]] = [
     ({"q_proj.weight._data._data": BYTES}, r"'q_proj.weight._data._data', torch.uint8 \(12, 4\): its channels are not"),
     ({"q_proj.weight": BYTES, "q_proj.weight_scale": Z(1)}, r"'q_proj.weight', torch.uint8 \(12, 4\): its channels ar"),
     ({"k_proj.weight": Z(24, 4)}, "state has 'k_proj', and beside it none of q_proj: both .* module of queries"),
+    ({"q_proj.weight": Z(24, 4)}, "state has 'q_proj', and beside it none of k_proj: both sides must be conv"),
     ({"q_norm.weight": Z(12), "qkv.weight": Z(72, 4)}, "'q_norm', and beside it none of q_proj"),
     (PAIR | {"qk_norm.weight": Z(12)}, "state has 'qk_norm.weight' beside q_proj, and projections do not name 'qk_nor"),
     (PAIR | {"q_norm.scale": Z(12)}, r"'q_norm.scale', torch.float32 \(12,\): its .* known are weight, bias, norms.0."),
@@ -199,21 +178,6 @@ UNFIT: list[tuple[dict[str, Tensor], str]] = [
 def test_what_cannot_be_converted_is_named(state: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         convert_layout(state, "interleaved", 12)
-
-
-@pytest.mark.parametrize(
-    ("how", "message"),
-    [
-        ({"rotary_dim": 7}, "rotary_dim must be even and within 2..head_dim - first_channel = 12, got 7"),
-        ({"rotary_dim": 12, "first_channel": 2}, "within 2..head_dim - first_channel = 10, got 12"),
-        ({"first_channel": 11}, "first_channel must be a whole number within 0..10, got 11"),
-        ({"axis": 2}, "axis must be a whole number within -2..1, got 2"),
-    ],
-)
-def test_wrong_channels_are_named(how: dict[str, Any], message: str) -> None:
-    for convert in (half_to_interleaved, interleaved_to_half):
-        with pytest.raises(ValueError, match=message):
-            convert(torch.zeros(24, 3), 12, **how)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------
@@ -273,21 +237,28 @@ def test_a_resized_table_is_rounded_once_and_not_resized_is_itself() -> None:
     assert torch.equal(resize_grid(half, (3, 4), (3, 4), kept=1), half)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda t: resize_grid(t, (4, 4), (5, 5)), r"kept \+ height width = 0 \+ 4 x 4 = 16 rows, got \(17, 3\)"),
-        (lambda t: resize_grid(t, 4, (5, 5), kept=1), r"grid must be \(height, width\), got 4"),
-        (lambda t: resize_grid(t, (4, 4), (5, 0), kept=1), r"to\[1\] must be a whole number of at least 1, got 0"),
-        (
-            lambda t: resize_grid(t, (4, 4), (5, 5), kept=1, mode="area"),
-            "mode must be 'bicubic' or 'bilinear', got 'area'",
-        ),
-        (lambda t: resize_line(t, 0), "length must be a whole number of at least 1, got 0"),
-        (lambda t: resize_line(t, 4, kept=17), "kept must be a whole number within 0..16, got 17"),
-        (lambda t: resize_line(t.long(), 4), r"table must be a floating tensor \(..., rows, dim\), got torch.int64"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_named(call: Any, message: str) -> None:
+MISFITS: list[tuple[Any, str]] = [
+    (lambda t: resize_grid(t, (4, 4), (5, 5)), r"kept \+ height width = 0 \+ 4 x 4 = 16 rows, got \(17, 3\)"),
+    (lambda t: resize_grid(t, 4, (5, 5), kept=1), r"grid must be \(height, width\), got 4"),
+    (lambda t: resize_grid(t, (4, 4), (5, 0), kept=1), r"to\[1\] must be a whole number of at least 1, got 0"),
+    (lambda t: resize_grid(t, (4, 4), (5, 5), kept=1, mode="area"), "mode must be 'bicubic' or 'bilinear', got 'area'"),
+    (lambda t: resize_line(t, 0), "length must be a whole number of at least 1, got 0"),
+    (lambda t: resize_line(t, 4, kept=17), "kept must be a whole number within 0..16, got 17"),
+    (lambda t: resize_line(t.long(), 4), r"table must be a floating tensor \(..., rows, dim\), got torch.int64"),
+    (
+        lambda t: half_to_interleaved(t, 12, rotary_dim=7),
+        "rotary_dim must be even and within 2..head_dim - first",
+    ),
+    (lambda t: interleaved_to_half(t, 12, rotary_dim=12, first_channel=2), "head_dim - first_channel = 10, got 12"),
+    (
+        lambda t: half_to_interleaved(t, 12, first_channel=11),
+        "first_channel must be a whole number within 0..10, got",
+    ),
+    (lambda t: interleaved_to_half(t, 12, axis=2), "axis must be a whole number within -2..1, got 2"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MISFITS, ids=[row[1][:30] for row in MISFITS])
+def test_what_does_not_fit_is_named(call: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(torch.randn(17, 3))

@@ -20,7 +20,6 @@ from safetensors.torch import load_model, save_model
 import posenc
 from posenc.huggingface import patch, scheme_from_config
 from tests.huggingface.test_attention import IDS, built, output
-from tests.rounding import of_angles
 
 pytestmark = [  # what PEFT warns of
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
@@ -91,29 +90,6 @@ def test_prefix_tuning_is_refused_where_posenc_turns_keys() -> None:
         patch(model, OWN)
 
 
-@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
-def test_what_is_learned_of_a_prefix_or_a_prompt_stays_right(kind: str) -> None:
-    model = tuned(getattr(peft, kind))
-    plain = output(model, input_ids=IDS)
-    for what in (lambda theta: (theta, 1.0), *((OWN, posenc.RoPE(12)) if kind == "PromptTuningConfig" else ())):
-        with patch(model, what):
-            # the same angles, in double precision where transformers has float32, through two layers
-            torch.testing.assert_close(
-                output(model, input_ids=IDS), plain, rtol=0, atol=2 * of_angles(torch.float32, 13 + 5, plain)
-            )
-
-
-def test_layers_that_peft_replicates_run_through_posenc() -> None:
-    model = lora(built("llama"), layer_replication=[[0, 2], [1, 2]]).eval()
-    plain = output(model, input_ids=IDS)
-    with patch(model, OWN):
-        # as above, through three layers
-        torch.testing.assert_close(
-            output(model, input_ids=IDS), plain, rtol=0, atol=3 * of_angles(torch.float32, 13, plain)
-        )
-    assert torch.equal(output(model, input_ids=IDS), plain)
-
-
 CASES = (
     ("llama", posenc.DynamicNTK(2.0, 8)),
     ("deepseek_v3", posenc.YaRN(2.0, 8)),
@@ -142,15 +118,6 @@ def test_a_model_on_meta_is_patched_and_loaded() -> None:
         with patch(empty, what):
             empty.load_state_dict(model.state_dict(), assign=True)
             assert torch.equal(output(empty, input_ids=IDS), expected), repr(what)
-
-
-def test_a_rotary_module_on_meta_is_read_from_its_configuration() -> None:
-    for name in ("llama", "gemma3", "llama4"):
-        model = built(name)
-        with torch.device("meta"):
-            empty = type(model)(copy.deepcopy(model.config))
-        with patch(empty, posenc.YaRN(4.0, 16)) as patched, patch(model, posenc.YaRN(4.0, 16)) as loaded:
-            assert patched.changes == loaded.changes
 
 
 def test_an_offloaded_model_is_patched() -> None:
