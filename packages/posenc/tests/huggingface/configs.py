@@ -9,6 +9,7 @@ SIZES |= {"num_hidden_layers": 4, "intermediate_size": 24, "max_position_embeddi
 EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 20_000.0}
 FAST = {"rope_type": "default", "rope_theta": 3e3}
+BY_TWO = {"rope_type": "linear", "factor": 2.0, "rope_theta": 16e4}
 LONG = [1.0 + k / 4 for k in range(6)]
 """For head_dim 12: 36 channels on three heads, no power of two."""
 
@@ -17,6 +18,11 @@ def rope(rope_type: str, theta: float, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": theta, **more}}
 
 
+HEADS = {"head_dim": 20}
+EVERY_OTHER = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+MSCALE = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}
+OF_GEMMA = {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8}
+LATENT = {"q_lora_rank": None, "kv_lora_rank": 8, "qk_rope_head_dim": 12, "qk_nope_head_dim": 5, "v_head_dim": 7}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 20} | rope("llama3", 5e5, **LLAMA3),
@@ -27,110 +33,52 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 20, "rope_parameters": YARN | {"rope_theta": 1e6}},
     "gemma": {"head_dim": 20},
     "gemma2": {"head_dim": 20, "sliding_window": 4, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 30.0},
-    "gemma3_text": {
-        "head_dim": 20,
-        "sliding_window": 4,
-        "query_pre_attn_scalar": 7,
-        "sliding_window_pattern": 3,
-        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-    },
+    "gemma3_text": {"sliding_window": 4, "query_pre_attn_scalar": 7, "sliding_window_pattern": 3}
+    | HEADS
+    | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     "smollm3": {"no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True, "sliding_window": 4},
     "llama4_text": EXPERTS
-    | {
-        "head_dim": 20,
-        "intermediate_size_mlp": 24,
-        "attention_chunk_size": 5,
-        "floor_scale": 4,
-        "attn_scale": 0.3,
-        "no_rope_layers": [1, 0, 1, 0],
-        "rope_parameters": FAST,
-    },
-    "ministral3": {
-        "head_dim": 20,
-        "sliding_window": 5,
-        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
-    },
+    | rope("default", 3e3)
+    | {"head_dim": 20, "intermediate_size_mlp": 24, "attention_chunk_size": 5, "no_rope_layers": [1, 0, 1, 0]}
+    | {"floor_scale": 4, "attn_scale": 0.3},
+    "ministral3": HEADS | {"sliding_window": 5, "rope_parameters": MSCALE | {"llama_4_scaling_beta": 0.3}},
     "gpt_oss": EXPERTS
     | {"head_dim": 20, "sliding_window": 4, "rope_parameters": YARN | {"truncate": False, "rope_theta": 150.0}},
-    "deepseek_v3": {
-        "q_lora_rank": None,
-        "kv_lora_rank": 8,
-        "qk_rope_head_dim": 12,
-        "qk_nope_head_dim": 5,
-        "v_head_dim": 7,
-        "num_key_value_heads": 3,
-        "first_k_dense_replace": 9,
-        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
-    },
+    "deepseek_v3": LATENT
+    | {"num_key_value_heads": 3, "first_k_dense_replace": 9, "rope_parameters": MSCALE | {"mscale_all_dim": 0.7}},
     "cohere": {"rope_theta": 3e4},
     "cohere2": {"sliding_window": 4, "sliding_window_pattern": 2, "rope_theta": 3e4},
-    "olmo3": {
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
-            "full_attention": YARN | {"attention_factor": 1.25},
-        },
-    },
+    "olmo3": EVERY_OTHER
+    | {"rope_parameters": {"sliding_attention": FAST, "full_attention": YARN | {"attention_factor": 1.25}}},
     "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 3e4},
     "phi": {"partial_rotary_factor": 0.5, "rope_theta": 3e4},
     "glm": {"head_dim": 20, "partial_rotary_factor": 0.4},
     "phi3": {"original_max_position_embeddings": 64, "sliding_window": 5}
     | rope("longrope", 3e4, short_factor=LONG, long_factor=LONG[::-1]),
-    "modernbert": {
-        "local_attention": 6,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 160_000.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 9_000.0},
-        },
-    },
+    "modernbert": {"local_attention": 6}
+    | {"rope_parameters": {"full_attention": BY_TWO, "sliding_attention": FAST | {"rope_theta": 9e3}}},
     "qwen2_vl_text": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 3}
     | rope("default", 1e6, mrope_section=[1, 2, 3]),
     "qwen3_vl_text": {"head_dim": 20} | rope("default", 5e5, mrope_section=[4, 3, 3]),
-    "gemma4_text": {
-        "head_dim": 20,
-        "global_head_dim": 28,
-        "sliding_window": 4,
-        "num_key_value_heads": 1,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-        "vocab_size_per_layer_input": 64,
-        "hidden_size_per_layer_input": 8,
-    },
+    "gemma4_text": HEADS | EVERY_OTHER | OF_GEMMA | {"global_head_dim": 28, "num_key_value_heads": 1},
 }
 """Families whose attention goes through transformers' table of attention functions, and takes cos and sin."""
 
 PLAIN, SHARE = rope("default", 3e4), rope("default", 3e4, partial_rotary_factor=0.5)
-TYPES = {
-    "head_dim": 20,
-    "sliding_window": 4,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-}
-LINEAR = {
-    "head_dim": 20,
-    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
+TYPES = HEADS | EVERY_OTHER
+LINEAR = HEADS | {"layer_types": ["linear_attention", "full_attention"] * 2}
+LINEAR |= {"linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 MAMBA = {"mamba_n_heads": 2, "mamba_d_head": 36, "mamba_d_state": 8, "mamba_expand": 2}
 CONVOLVED = {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1}
-SHARED = EXPERTS | {
-    "num_experts": 2,
-    "moe_intermediate_size": 8,
-    "shared_expert_intermediate_size": 8,
-    "n_routed_experts": 2,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-}
+SHARED = EXPERTS | {"num_experts": 2, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}
+SHARED |= {"n_routed_experts": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
 ALPHA = rope("dynamic", 3e4, alpha=50.0, factor=1.0)
 MLA = FAMILIES["deepseek_v3"] | {"q_lora_rank": 8}
 VISUAL = {"rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 0.6, "mrope_section": [2, 2, 2]}
 NAMED_LIKE_LLAMA = (
     "aria_text arcee bitnet gte internlm3 iquestcoder jais2 jina_embeddings_v3 jetmoe nomic_bert olmo olmo2 seed_oss"
 )
+HYBRID = PLAIN | SHARED | MAMBA | {"layer_types": ["mamba", "attention"] * 2}
 ALIKE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(NAMED_LIKE_LLAMA.split(), PLAIN),
     **{name: PLAIN | {"head_dim": 20} for name in ("apertus", "ernie4_5", "eurobert")},
@@ -144,14 +92,8 @@ ALIKE: dict[str, dict[str, Any]] = {
     "cohere2 alone": PLAIN | {"layer_types": ["full_attention"] * 4},
     "mellum": TYPES | SHARED | {"rope_parameters": FAMILIES["olmo3"]["rope_parameters"]},
     "bamba": SHARE | {"attn_layer_indices": [1, 3], "head_dim": 12} | MAMBA,
-    "granitemoehybrid": PLAIN
-    | SHARED
-    | {"layer_types": ["mamba", "attention"] * 2, "position_embedding_type": "rope", "attention_multiplier": 0.3}
-    | MAMBA,
-    "granitemoehybrid still": PLAIN
-    | SHARED
-    | {"layer_types": ["mamba", "attention"] * 2, "position_embedding_type": "nope"}
-    | MAMBA,
+    "granitemoehybrid": HYBRID | {"position_embedding_type": "rope", "attention_multiplier": 0.3},
+    "granitemoehybrid still": HYBRID | {"position_embedding_type": "nope"},
     "minimax": PLAIN | SHARED | {"layer_types": LINEAR["layer_types"], "head_dim": 20, "sliding_window": 5},
     "olmo_hybrid": PLAIN | LINEAR | {"head_dim": 12},
     "granitemoe": PLAIN | EXPERTS | {"attention_multiplier": 0.3},
@@ -165,16 +107,10 @@ ALIKE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("dots1", "exaone_moe"), PLAIN | SHARED | TYPES),
     "vaultgemma": TYPES | {"query_pre_attn_scalar": 7, "attn_logit_softcapping": 30.0},
     "gemma3n_text": TYPES
-    | {
-        "intermediate_size": [24] * 4,
-        "activation_sparsity_pattern": [0.0] * 4,
-        "num_kv_shared_layers": 0,
-        "vocab_size_per_layer_input": 64,
-        "hidden_size_per_layer_input": 8,
-        "laurel_rank": 4,
-        "altup_num_inputs": 2,
-    },
-    "modernbert-decoder": {name: value for name, value in TYPES.items() if name != "head_dim"} | {"local_attention": 8},
+    | OF_GEMMA
+    | {"intermediate_size": [24] * 4, "activation_sparsity_pattern": [0.0] * 4}
+    | {"num_kv_shared_layers": 0, "laurel_rank": 4, "altup_num_inputs": 2},
+    "modernbert-decoder": EVERY_OTHER | {"local_attention": 8},
     "lfm2": PLAIN | CONVOLVED,
     "lfm2_moe": PLAIN | SHARED | CONVOLVED,
     "qwen3_next": SHARE | SHARED | LINEAR,
@@ -184,11 +120,8 @@ ALIKE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "deepseek_v2", "glm4_moe_lite", "youtu"), SHARED | MLA),
     "mistral4": SHARED
     | MLA
-    | {
-        "qk_nope_head_dim": 12,
-        "rope_parameters": YARN
-        | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "partial_rotary_factor": 0.5},
-    },
+    | {"qk_nope_head_dim": 12}
+    | {"rope_parameters": MSCALE | {"llama_4_scaling_beta": 0.3, "partial_rotary_factor": 0.5}},
     "hunyuan_v1_dense": {"head_dim": 20} | ALPHA,
     "hunyuan_v1_moe": PLAIN | EXPERTS | {"head_dim": 20},
     "hunyuan_v1_moe alpha": EXPERTS | {"head_dim": 20} | ALPHA,
@@ -216,20 +149,11 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gptj": SIZES | {"rotary_dim": 8},
     "mpt": {"n_layers": 2, "n_heads": 3, "d_model": 36, "vocab_size": 64, "attn_config": {"softmax_scale": 0.5}},
     "opt": SIZES | {"word_embed_proj_dim": 36},
-    "swinv2": {
-        "image_size": 32,
-        "patch_size": 2,
-        "embed_dim": 12,
-        "depths": [2, 2],
-        "num_heads": [2, 4],
-        "window_size": 8,
-        "pretrained_window_sizes": [6, 0],
-    },
+    "swinv2": {"image_size": 32, "patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4]}
+    | {"window_size": 8, "pretrained_window_sizes": [6, 0]},
     "t5": {"num_heads": 3, "num_layers": 2, "d_model": 36, "d_kv": 12, "d_ff": 24, "vocab_size": 64},
 }
 """Families with a table, a bias, or a rotation of their own."""
-
-# -- as they are run --------------------------------------------------------------------------------------------------
 
 SMALL = {"vocab_size": 48, "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 SMALL |= {"num_hidden_layers": 2, "intermediate_size": 64, "max_position_embeddings": 64}

@@ -34,9 +34,6 @@ Figures = tuple[int, float]
 """How many numbers were compared, and their largest difference, as a share of the largest number."""
 
 
-# -- comparisons ------------------------------------------------------------------------------------------------------
-
-
 def figures(ours: Tensor, theirs: Tensor) -> Figures:
     assert ours.shape == theirs.shape
     ours, theirs = ours.detach(), theirs.detach()
@@ -181,9 +178,6 @@ HOW: dict[str, Callable[[str], Figures]] = {
 def compare(name: str) -> Figures:
     """A family against transformers."""
     return HOW.get(name, table if name in OTHERS else scores)(name)
-
-
-# -- in words ---------------------------------------------------------------------------------------------------------
 
 
 NAMES = {

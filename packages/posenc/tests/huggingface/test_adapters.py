@@ -37,8 +37,6 @@ from tests.huggingface.test_attention import (
 from tests.huggingface.test_patching import check_checkpointing, same, state
 from tests.rounding import of_sums
 
-# -- Swin v2 ----------------------------------------------------------------------------------------------------------
-
 SWIN = {"image_size": 24, "patch_size": 2, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 3], "window_size": 4}
 SWINS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
     "shifted windows": ({}, (24, 24)),
@@ -86,8 +84,6 @@ def test_swin_v2_is_the_same_function_adapted(case: str) -> None:
     torch.testing.assert_close(came, expected, rtol=0, atol=1e-9)
 
 
-# -- DeBERTa v2 and v3 ------------------------------------------------------------------------------------------------
-
 V2 = {"relative_attention": True, "pos_att_type": "p2c|c2p", "layer_norm_eps": 1e-7}
 V3 = V2 | {"share_att_key": True, "position_buckets": 8, "max_relative_positions": 16, "norm_rel_ebd": "layer_norm"}
 V3 |= {"position_biased_input": False}
@@ -128,22 +124,6 @@ def test_deberta_of_a_mask_of_pairs_and_of_queries_of_their_own() -> None:
         )
 
 
-def test_deberta_makes_no_table_of_pairs() -> None:
-    """Neither the distances nor the mask: what layers are handed says who is there."""
-    model, seen = deberta(**V3), []
-    with hf.adapt(model):
-        layer = model.encoder.layer[0].attention.self
-        with layer.register_forward_pre_hook(lambda _, args, kw: seen.append((args[1], kw)), with_kwargs=True):
-            output(model, input_ids=IDS, attention_mask=torch.ones_like(IDS))
-    mask, given = seen[0]
-    assert given["relative_pos"] is None
-    assert isinstance(mask, hf.attention.Visible)
-    assert mask.keys.layout.start is not None
-
-
-# -- Falcon with ALiBi ------------------------------------------------------------------------------------------------
-
-
 FALCON = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 12, "vocab_size": 48, "alibi": True}
 FAR = torch.randint(3, 48, (2, 300), generator=torch.Generator().manual_seed(0))
 PADDED = torch.arange(300) >= torch.tensor([[0], [45]])
@@ -177,8 +157,6 @@ def exact_alibi(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> T
     slopes = torch.tensor(posenc.ALiBi(num_heads).slopes, dtype=torch.float64)
     return (slopes[None, :, None] * places[:, None]).reshape(-1, 1, places.size(1)).to(dtype)
 
-
-# -- all of them ------------------------------------------------------------------------------------------------------
 
 MODELS: dict[str, tuple[Any, dict[str, Tensor]]] = {
     "swin": (swin, {"pixel_values": image((24, 24))}),
@@ -257,15 +235,13 @@ def test_a_model_trains_with_dropout() -> None:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_model_gives_the_same(name: str) -> None:
-    _, inputs = MODELS[name]
-    model = swin(depths=[1], num_heads=[2]) if name == "swin" else deberta(**V3 | {"num_hidden_layers": 1})
+def test_a_compiled_model_gives_the_same() -> None:
+    """Without a mask too, for which its model makes one of floating numbers."""
+    model = deberta(**V3 | {"num_hidden_layers": 1})
     with hf.adapt(model):
-        plain, ours = output(model, **inputs), output(torch.compile(model, backend="eager"), **inputs)
+        plain, ours = output(model, input_ids=IDS), output(torch.compile(model, backend="eager"), input_ids=IDS)
     torch.compiler.reset()
-    # 2^-24, which Swin v2 lets grow up to 4,000 times, as above; here it has a quarter of its layers.
-    torch.testing.assert_close(ours, plain, rtol=0, atol=1e-4)
+    torch.testing.assert_close(ours, plain, rtol=0, atol=of_sums(torch.float32, TERMS, plain))
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
@@ -283,9 +259,6 @@ def test_lora_on_the_projections_of_positions_counts() -> None:
             output(wrapped, input_ids=IDS), plain, rtol=0, atol=of_sums(torch.float64, TERMS, plain)
         )
     assert (output(deberta(**V3).double(), input_ids=IDS) - plain).abs().max() > 1e-2
-
-
-# -- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_said_is_refused_by_name() -> None:

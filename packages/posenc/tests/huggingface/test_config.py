@@ -46,7 +46,6 @@ MISREAD: list[tuple[str, dict[str, Any], set[int], str]] = [
     ("deepseek_v3", {"rope_interleave": False}, ALL, "scores"),
     ("smollm3", {"no_rope_layers": [0, 1, 0, 0]}, ALL, "scores"),
     ("olmo3", {"rope_parameters": OTHER_LAYERS}, ALL, "scores"),
-    ("mistral", {"sliding_window": 6}, ALL, "visibility"),
     ("gemma2", {"attn_logit_softcapping": None}, ALL, "softcap"),
     ("gemma3_text", {"query_pre_attn_scalar": 20}, ALL, "scale"),
     ("llama4_text", {"floor_scale": 5}, {1, 3}, "scores"),
@@ -96,13 +95,6 @@ def test_parts_of_models_are_read_as_by_themselves() -> None:
         assert {layer.images for layer in said.layers} == {images}
     for model_type in ("musicflamingo", "vibevoice_asr", "llava"):  # sizes of other parts have names of the same kind
         assert scheme_from_config({"model_type": model_type}).causal
-
-
-def test_where_llama_4_counts_otherwise_is_remarked() -> None:
-    assert scheme_from_config(config_of("llama4_text")).remarks == (
-        "transformers scales queries by the slot in the cache, not by position_ids",
-        "transformers counts chunks by slots less left padding, not by position_ids",
-    )
 
 
 PLACES = torch.tensor([[0, 1, 5, 700, 1023]])

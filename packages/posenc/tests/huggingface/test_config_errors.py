@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +24,18 @@ from tests.huggingface.test_config import also
 from tests.huggingface.tiny import config_of, disagreements
 
 INERT: dict[str, set[str]] = {
+    **{name: {"use_sliding_window"} for name in ("qwen2", "qwen2_moe", "qwen2_vl_text", "qwen2_5_vl_text", "smollm3")},
+    **{name: {"factor"} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe")},  # beside alpha
     "bamba": {"layers_block_type"},  # made of attn_layer_indices
     "distilbert": {"sinusoidal_pos_embds"},  # how the table begins
     "dots1": {"max_window_layers"},  # layer_types is given
     "esm": {"rope_theta"},  # its positions are a table
     "modernbert-decoder": {"local_attention"},  # sliding_window was made of it
-    "qwen2_moe": {"use_sliding_window"},
-    "qwen2_5_vl_text": {"use_sliding_window"},
     "falcon": {"rope_parameters"},  # beside alibi
-    "hunyuan_v1_dense": {"factor"},  # beside alpha
-    "hunyuan_v1_moe": {"factor"},
     "gpt2": {"n_head"},  # its scale is 1/sqrt(head_dim), whatever that is
-    "mpt": {
-        "attn_config",  # entry by entry below
-        "d_model",  # a softmax_scale is given
-        "learned_pos_emb",  # transformers has no table, and says by default that there is one
-    },
-    "qwen2": {"use_sliding_window"},  # layer_types was made of it
-    "qwen2_vl_text": {"use_sliding_window"},
+    # entries are read one by one, a softmax_scale is given, and there is no table, though by default one is said to be
+    "mpt": {"attn_config", "d_model", "learned_pos_emb"},
     "qwen3": {"max_window_layers", "use_sliding_window"},  # nothing slides
-    "smollm3": {"use_sliding_window"},
 }
 """Keys that are read and say nothing, with the reason."""
 
@@ -159,7 +152,6 @@ REFUSED: list[tuple[Any, str]] = [
     (rope(rope_type="linear", factor=2.0, rope_theta=1e4) | {"rope_theta": 5e5}, "rope_theta is 500000.0, but transfo"),
     (rope(type="linear", factor=2.0) | {"rope_parameters": {"rope_type": "default"}}, "must be equal if both are give"),
     (rope(type="dynamic", rope_type="linear", factor=2.0), r"\['type'\] contradicts rope_type 'linear', got 'dynamic'"),
-    (rope(rope_type="default", factor=2.0), "has the key 'factor' = 2.0, which rope_type 'default' does not read"),
     (rope(**YARN, beta_fsat=16), "has the key 'beta_fsat' = 16, which rope_type 'yarn' does not read"),
     (rope(**YARN, mscale=1.0), r"\['mscale'\] is only read if both mscale and mscale_all_dim are above 0, got 1.0"),
     (rope(**YARN, mscale=1.0, mscale_all_dim=1.0, attention_factor=1.0), "has the key 'mscale' = 1.0, which rope_type"),
@@ -184,7 +176,6 @@ REFUSED: list[tuple[Any, str]] = [
     (of("gemma2", sliding_window_size=9), "gemma2's sliding_window_size contradicts sliding_window 4096"),
     # parts, and models that are not read
     (of("llava", text_config=of("llama"), rope_theta=5.0), "llava has the key 'rope_theta' = 5.0, .* outside its text"),
-    (of("gemma3", sliding_window=7), "gemma3 has the key 'sliding_window' = 7, .* outside its text_config"),
     (WITH_T5 | {"part": "decoder"}, "part must be None for opt, which is one model, got 'decoder'"),
     (of("rwkv"), r"model_type must be one of the \d+ in docs/huggingface.md, got 'rwkv'"),
     (of("lama"), r"got 'lama' \(did you mean 'llama'\?\)"),
@@ -199,7 +190,6 @@ REFUSED: list[tuple[Any, str]] = [
     (LLAMA | {"rope_scaling": "yarn"}, "config must be one that transformers accepts for llama, and it raises"),
     (LLAMA | {"num_attention_heads": 0}, "accepts for llama, and it raises ZeroDivisionError: integer division or mod"),
     (LLAMA | {"num_hidden_layers": 0}, "llama's num_hidden_layers must be a whole number of at least 1, got 0"),
-    (LLAMA | {"hidden_size": -4096}, "must be a whole number of at least 1, got -"),
     (LLAMA | {"rope_theta": -1.0}, r"\['rope_theta'\] must be a finite number above 0, got -1.0"),
     (rope(rope_type=["yarn"]), r"rope_parameters\['rope_type'\] must be a string, got \['yarn'\]"),
     (rope(rope_type="linear", factor="2"), r"rope_parameters\['factor'\] must be a finite number above 0, got '2'"),
@@ -246,16 +236,6 @@ def test_a_path_a_folder_and_an_object_say_the_same(tmp_path: Path) -> None:
         scheme_from_config(tmp_path)
 
 
-def test_it_says_what_it_read() -> None:
-    said = scheme_from_config(config_of("gpt_oss"))
-    yarn = "YaRN(factor=4.0, original_length=64, truncate=False)"
-    assert repr(said) == (
-        "gpt_oss: decoder, 4 layers, 4096 positions\n"
-        f"  layers 0, 2: RoPE, base 150, all 20 channels, half layout, {yarn}, window of 4 keys, a sink per head\n"
-        f"  layers 1, 3: RoPE, base 150, all 20 channels, half layout, {yarn}, whole text, a sink per head"
-    )
-
-
 MSCALE = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
 PUBLISHED: list[tuple[dict[str, Any], str]] = [
     (of("t5", n_positions=512), "n_positions = 512 is not read by the model"),
@@ -276,12 +256,9 @@ PUBLISHED: list[tuple[dict[str, Any], str]] = [
         of("hunyuan_v1_dense", rope_scaling={"type": "dynamic", "alpha": 1e3, "factor": 1.0, "mscale": 1.0}),
         "NTKAware(factor=1000.0)",
     ),
-    (of("phi3", interpolate_factor=1), "phi3: decoder"),
     (of("minimax_m2", rotary_dim=64, head_dim=128), "channels 0..63 of 128"),
-    (of("qwen3_moe", max_window_layers=48, sliding_window=None, use_sliding_window=False), "whole"),
     (of("lfm2", theta=1e6, rope_theta=1e6, full_attn_idxs=[2, 5]), "layers 0, 1: RoPE, base 1000000"),
     (of("gemma3n", text_config={"rope_theta": 1e6, "rope_local_base_freq": 1e4}), "base 1000000, all 256 channels"),
-    (of("modernbert-decoder", global_rope_theta=1.5e5, local_rope_theta=1e4), "base 150000"),
     (
         of("exaone4", sliding_window_pattern="LLLG", layer_types=[*["sliding_attention"] * 3, "full_attention"] * 8),
         "layers 3, 7, 11, 15, 19, 23, 27, 31: NoPE, whole text",
@@ -294,9 +271,6 @@ PUBLISHED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("config", "words"), PUBLISHED)
 def test_keys_of_published_configurations_are_no_error(config: dict[str, Any], words: str) -> None:
     assert words in repr(scheme_from_config(config))
-
-
-# -- by name, and families that are not in the table ------------------------------------------------------------------
 
 
 def test_a_key_is_ignored_by_name() -> None:
@@ -340,64 +314,26 @@ def test_an_unknown_decoder_that_rotates_is_read_like_llama_and_says_so() -> Non
             scheme_from_config(other)
 
 
-# -- at random --------------------------------------------------------------------------------------------------------
-
-VALUES = [0, -1, 1, 3, 2.5, 0.0, float("nan"), float("inf"), True, False, None, "yarn", "", [], [1], [0, "x"], {}]
-VALUES += [{"rope_type": "yarn"}, {"a": 1}, 10**6, 10**9]
-KINDS = "default linear dynamic yarn llama3 longrope proportional mrope axial nope none"
-ENTRIES = (
-    "rope_theta factor original_max_position_embeddings beta_fast beta_slow mscale type alpha mscale_all_dim truncate "
-    "attention_factor short_factor long_factor low_freq_factor high_freq_factor partial_rotary_factor mrope_section "
-    "llama_4_scaling_beta"
-)
-
-
-def spoil(draw: random.Random, given: dict[str, Any]) -> None:
-    """Other values for a key, for rope_parameters, or for an entry of them."""
-    where = draw.choice(["rope_parameters", "rope_scaling"])
-    params = given.get("rope_parameters")
-    way = draw.randrange(4)
-    if way == 0:
-        given[draw.choice(sorted(given))] = copy.deepcopy(draw.choice(VALUES))
-    elif way == 1:
-        given[where] = copy.deepcopy(draw.choice(VALUES))
-    elif way == 2 or not isinstance(params, dict) or not params:
-        entries = draw.sample(ENTRIES.split(), draw.randrange(5))
-        given[where] = {name: copy.deepcopy(draw.choice(VALUES)) for name in entries} | {
-            "rope_type": draw.choice(KINDS.split())
-        }
-        if draw.random() < 0.2:
-            given[where] = {"full_attention": given[where], "sliding_attention": draw.choice([None, 3, {}])}
-    else:
-        entry = draw.choice(sorted(params))
-        inner = params[entry] if isinstance(params[entry], dict) and params[entry] else params
-        inner[draw.choice(sorted(inner))] = copy.deepcopy(draw.choice(VALUES))
+VALUES = [0, -1, 2.5, float("nan"), float("inf"), True, None, "yarn", "", [], [1], [0, "x"], {}, {"a": 1}, 10**9]
 
 
 def test_only_value_errors_come_out() -> None:
-    examples = 100
-    draw = random.Random(examples)
-    rows = [*FAMILIES, *ALIKE, *OTHERS]
-    read = 0
-    for _ in range(examples):
-        row = draw.choice(rows)
+    """With another value of a key, or of an entry of rope_parameters, in a dictionary or in an object."""
+    draw, read = random.Random(1), 0
+    for number in range(120):
+        row = draw.choice([*FAMILIES, *ALIKE, *OTHERS])
         given: Any = copy.deepcopy(OTHERS[row] if row in OTHERS else SIZES | (FAMILIES | ALIKE)[row])
-        spoil(draw, given)
+        inner = given.get("rope_parameters") if number % 2 else None
+        inner = draw.choice([inner, *(each for each in inner.values() if isinstance(each, dict))]) if inner else given
+        inner[draw.choice(sorted(inner))] = draw.choice(VALUES)
         config = given | {"model_type": row.split()[0]}
-        if draw.random() < 0.4 and row != "gemma4_text":  # an object, whose values transformers did not check
+        if number % 3 == 0 and row != "gemma4_text":  # an object, whose values transformers did not check
             config = config_of(row)
             vars(config).update(given)
-        raised: type[Exception] | None = None
-        try:
+        with suppress(ValueError):
             repr(scheme_from_config(config))
-        except Exception as error:
-            raised = type(error)
-        assert raised in (None, ValueError), (row, given)
-        read += raised is None
-    assert 0 < read < examples / 2
-
-
-# -- YaRN as transformers reads it ------------------------------------------------------------------------------------
+            read += 1
+    assert 0 < read < 60
 
 
 def test_truncate_null_is_false_as_in_transformers() -> None:

@@ -16,10 +16,11 @@ pytest.importorskip("transformers")
 import transformers
 
 import posenc
+from posenc import Chunk, RoPE, Schedule
 from posenc.huggingface import adapt, patch, scheme_from_config
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
 from tests.huggingface.configs import ADAPTED, DECODERS, ENCODER
-from tests.huggingface.test_attention import GENERATE, IDS, IMAGE, TERMS, built, moved, output, with_axes
+from tests.huggingface.test_attention import DOCUMENTS, GENERATE, IDS, IMAGE, TERMS, built, moved, output, with_axes
 from tests.huggingface.tiny import config_of
 from tests.rounding import of_angles, of_sums
 
@@ -29,30 +30,19 @@ LONG = torch.randint(3, 48, (2, 40), generator=torch.Generator().manual_seed(5))
 IS_TOKEN = torch.arange(40) >= torch.tensor([[13], [0]])
 
 
-def state(model: Any) -> dict[str, Any]:
+def state(model: Any) -> tuple[Any, ...]:
     """All that a patch could change: parameters and buffers, modules, and which attention runs."""
     tensors = {name: (x.data_ptr(), x.clone()) for name, x in [*model.named_parameters(), *model.named_buffers()]}
     modules = {
         name: (id(module), type(module), {k: v for k, v in vars(module).items() if isinstance(v, bool | int | str)})
         for name, module in model.named_modules()
     }
-    return {
-        "tensors": tensors,
-        "modules": modules,
-        "config": model.config.to_dict(),
-        "attention": model.config._attn_implementation,
-    }
+    return tensors, modules, model.config.to_dict(), model.config._attn_implementation
 
 
-def same(x: dict[str, Any], y: dict[str, Any]) -> bool:
-    tensors = x["tensors"].keys() == y["tensors"].keys() and all(
-        a[0] == b[0] and torch.equal(a[1], b[1])
-        for a, b in zip(x["tensors"].values(), y["tensors"].values(), strict=True)
-    )
-    return tensors and all(x[name] == y[name] for name in ("modules", "config", "attention"))
-
-
-# -- what a user does -------------------------------------------------------------------------------------------------
+def same(x: tuple[Any, ...], y: tuple[Any, ...]) -> bool:
+    pairs = zip(x[0].values(), y[0].values(), strict=True)
+    return [*x[0]] == [*y[0]] and all(a[0] == b[0] and torch.equal(a[1], b[1]) for a, b in pairs) and x[1:] == y[1:]
 
 
 def test_it_says_what_it_changed_and_puts_it_back() -> None:
@@ -81,8 +71,6 @@ def test_a_scaling_for_another_length_than_the_models_is_remarked() -> None:
         with patch(own, YaRN(2.0, length)) as patched:
             assert ("YaRN is made for 32 positions, the configuration has 16" in patched.changes) == (length == 32)
 
-
-# -- scalings ---------------------------------------------------------------------------------------------------------
 
 OWN: dict[str, tuple[Any, dict[str, Any], int]] = {
     "linear": (PositionInterpolation(2.0), {"rope_type": "linear", "factor": 2.0}, TRAINED),
@@ -253,9 +241,6 @@ def test_positions_of_three_axes_are_scaled_each_along_its_own(family: str) -> N
     assert torch.equal(output(model, input_ids=IDS, position_ids=places), plain)
 
 
-# -- schemes and schedules --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("what", [posenc.NoPE(), DynamicNTK(2.0, TRAINED), None], ids=repr)
 @pytest.mark.parametrize("name", ADAPTED)
 def test_a_model_with_an_attention_of_its_own_is_patched_and_put_back(name: str, what: Any) -> None:
@@ -308,9 +293,6 @@ def test_a_schedule_has_its_windows() -> None:
         wide = output(model, input_ids=IDS)
     torch.testing.assert_close(out[:, :4], wide[:, :4], rtol=0, atol=of_sums(torch.float64, TERMS, wide))
     assert (out[:, 4:] - wide[:, 4:]).abs().amax() > 1e-3
-
-
-# -- activation checkpointing -----------------------------------------------------------------------------------------
 
 
 def gradients(model: Any, inputs: dict[str, Tensor], checkpointing: bool | None) -> dict[str, Tensor]:
@@ -393,9 +375,6 @@ def test_a_patched_model_compiles_into_one_graph(what: Any) -> None:
             inputs |= {"attention_mask": IS_TOKEN.long(), "position_ids": (IS_TOKEN.cumsum(1) - 1).clamp(min=0)}
         plain, ours = (output(m, **inputs)[IS_TOKEN] for m in (model, compiled))
         torch.testing.assert_close(ours, plain, rtol=0, atol=of_sums(torch.float32, TERMS, plain))
-
-
-# -- what is refused --------------------------------------------------------------------------------------------------
 
 
 def refused(what: Any, model: Any, words: str) -> None:
@@ -573,9 +552,6 @@ def test_what_fits_is_put_in() -> None:
             assert float((output(model, input_ids=IDS) - plain).abs().max()) > 1e-3, name
 
 
-# -- models of their own kind -----------------------------------------------------------------------------------------
-
-
 def test_places_are_those_of_the_model_where_queries_are_scaled_by_them() -> None:
     """Ministral 3's layers are then given none, so they come from its rotary module, from a cache too; a scheme takes
     the place of its factor of queries as well."""
@@ -593,18 +569,6 @@ def test_places_are_those_of_the_model_where_queries_are_scaled_by_them() -> Non
     with patch(model, posenc.NoPE()):
         there = output(model, input_ids=LONG, position_ids=places)
         assert torch.equal(output(model, input_ids=LONG, position_ids=places + 1000), there)
-
-
-@torch.no_grad()
-def test_a_scaling_reads_the_share_that_a_module_without_one_ignores() -> None:
-    """Mistral 4's: its frequencies are those of half of the channels only where they are scaled."""
-    model = moved(transformers.AutoModel.from_config(config_of("mistral4")).eval())
-    given = {name: value for name, value in model.config.rope_parameters.items() if name != "llama_4_scaling_beta"}
-    own = output(model, input_ids=IDS)
-    with patch(model, given):
-        torch.testing.assert_close(
-            output(model, input_ids=IDS), own, rtol=0, atol=4 * of_angles(torch.float32, 13, own)
-        )
 
 
 def test_gemma_4_is_patched() -> None:
@@ -628,3 +592,75 @@ def test_gemma_4_is_patched() -> None:
     assert torch.equal(output(model, input_ids=IDS), plain)
     few = r"layers of type full_attention of Gemma4ForCausalLM \(gemma4_text\) have rope_type 'proportional', .* give "
     refused(YaRN(4.0, 64), model, few + r"\{layer type: scaling\} of 'sliding_attention'")
+
+
+ROPE = RoPE(12, layout="interleaved")
+PADDING = 4
+IS_REAL = torch.arange(13 + PADDING).expand(2, -1) >= torch.tensor([[0], [PADDING]])
+PLACES = (IS_REAL.cumsum(1) - 1).clamp(min=0)
+PADDED = torch.cat((IDS[:, :PADDING], IDS), 1)
+PACKED = torch.cat([torch.arange(n) for n in DOCUMENTS]).expand(2, -1)
+
+
+def llama4(kind: str) -> Any:
+    """Layers of one kind, with chunks of 6 where they have any. All have the same weights."""
+    return built("llama4", layer_types=[kind] * 2, no_rope_layers=[1, 1]).double()
+
+
+def runs(model: Any) -> list[Tensor]:
+    """A text, packed documents, and rows of which the second begins later."""
+    return [
+        output(model, input_ids=IDS, use_cache=False),
+        output(model, input_ids=IDS, position_ids=PACKED, use_cache=False),
+        output(model, input_ids=PADDED, attention_mask=IS_REAL.long(), position_ids=PLACES)[IS_REAL],
+    ]
+
+
+@pytest.mark.parametrize("window", [None, 4, 12, Chunk(4), Chunk(12)], ids=repr)
+def test_a_schedule_takes_the_place_of_the_models_own_chunks(window: Any) -> None:
+    schedule = Schedule([(ROPE, window)] * 2)
+    own, without = llama4("chunked_attention"), llama4("full_attention")
+    with patch(own, schedule), patch(without, schedule):
+        for ours, expected in zip(runs(own), runs(without), strict=True):
+            torch.testing.assert_close(ours, expected, rtol=0, atol=of_sums(torch.float64, TERMS, expected))
+
+
+def test_the_models_own_chunks_as_a_schedule_are_counted_as_the_model_counts_them() -> None:
+    """From the first token of a row, whatever the position_ids."""
+    model = built("llama4").double()
+    inputs: list[dict[str, Any]] = [
+        {"input_ids": IDS, "position_ids": torch.arange(5, 18).expand(2, -1)},
+        {"input_ids": PADDED, "attention_mask": IS_REAL.long(), "position_ids": PLACES},
+        {"input_ids": PADDED, "attention_mask": IS_REAL.long()},
+    ]
+    plain = [output(model, **each) for each in inputs]
+    with patch(model, scheme_from_config(model.config).schedule) as patched:
+        assert any("model's own factor counts the slots of the cache" in change for change in patched.changes)
+        for each, expected in zip(inputs, plain, strict=True):
+            is_token = each.get("attention_mask", torch.ones_like(IDS)).bool()
+            bound = 2 * of_angles(torch.float32, 18, expected)  # its own angles are in float32, in two layers
+            torch.testing.assert_close(output(model, **each)[is_token], expected[is_token], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", ["llama4", "bloom"])
+def test_a_schedule_without_other_windows_runs_in_a_static_cache(name: str) -> None:
+    model, how = built(name), {"attention_mask": IS_REAL.long(), **GENERATE}
+    with patch(model, scheme_from_config(model.config).schedule):
+        assert torch.equal(model.generate(PADDED, cache_implementation="static", **how), model.generate(PADDED, **how))
+
+
+def test_own_chunks_and_others_in_one_model() -> None:
+    """Layers that share a mask, and not its chunks."""
+    model, parts = llama4("chunked_attention"), llama4("full_attention")
+    own, other = (ROPE, Chunk(6)), (ROPE, Chunk(4))
+    with patch(model, Schedule([own, other])), patch(parts, Schedule([own, other])):
+        for ours, expected in zip(runs(model), runs(parts), strict=True):
+            torch.testing.assert_close(ours, expected, rtol=0, atol=of_sums(torch.float64, TERMS, expected))
+
+
+def test_a_window_that_a_laid_out_mask_holds_is_refused() -> None:
+    """What its caller meant by a mask nobody knows."""
+    model, mask = built("mistral"), torch.ones(13, 13).tril().bool().expand(2, 1, -1, -1)
+    said = "a window of a schedule needs the positions of queries and keys, and a plain mask was given instead"
+    with patch(model, Schedule([(posenc.NoPE(), None)] * 2)), pytest.raises(ValueError, match=said):
+        output(model, input_ids=IDS, attention_mask=mask, use_cache=False)

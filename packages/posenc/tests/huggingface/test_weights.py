@@ -180,9 +180,6 @@ def test_what_cannot_be_converted_is_named(state: dict[str, Tensor], message: st
         convert_layout(state, "interleaved", 12)
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("length", [4, 9, 13, 1])
 def test_a_line_is_interpolated_between_middles(length: int) -> None:
     table = torch.randn(2 + 9, 3, dtype=torch.float64)

@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -59,18 +59,13 @@ class Call:
     has_sinks: bool
 
 
-@dataclass
-class Watch:
-    calls: list[Call] = field(default_factory=list)
-
-
-WATCH = Watch()
+CALLS: list[Call] = []
 
 
 def _watched(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kw: Any
 ) -> Any:
-    WATCH.calls.append(Call(query, key, attention_mask, kw["scaling"], kw.get("softcap"), kw.get("s_aux") is not None))
+    CALLS.append(Call(query, key, attention_mask, kw["scaling"], kw.get("softcap"), kw.get("s_aux") is not None))
     return query.new_zeros(query.size(0), query.size(2), query.size(1), value.size(3)), None
 
 
@@ -96,10 +91,10 @@ def _inputs(model: nn.Module) -> Iterator[list[tuple[nn.Module, tuple[Any, ...],
 
 def run(model: nn.Module, ids: Tensor, position_ids: Tensor) -> tuple[list[Call], list[Any]]:
     """What every layer gave to its attention function, and was called with."""
-    WATCH.calls = []
+    CALLS.clear()
     with torch.no_grad(), _inputs(model) as seen:
         model(input_ids=ids, position_ids=position_ids, **({"use_cache": False} if _has_cache(model) else {}))
-    return WATCH.calls, seen
+    return CALLS.copy(), seen
 
 
 def _has_cache(model: nn.Module) -> bool:
@@ -111,14 +106,14 @@ def again(model: nn.Module, seen: Any, at_zero: Any) -> Call:
     module, args, kwargs = seen
     zero = {name: at_zero[2][name] for name in ("position_embeddings", "position_ids") if name in kwargs}
     tuned = getattr(module, "attn_temperature_tuning", False)  # Llama 4's goes by the slot, which is never 0
-    WATCH.calls = []
+    CALLS.clear()
     try:
         module.attn_temperature_tuning = False
         with torch.no_grad():
             module(*args, **(kwargs | zero))
     finally:
         module.attn_temperature_tuning = tuned
-    return WATCH.calls[0]
+    return CALLS[0]
 
 
 TOKENS = 14
