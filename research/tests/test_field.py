@@ -101,21 +101,6 @@ def test_the_section_of_faults_takes_the_place_of_the_one_before() -> None:
     assert all(text.endswith("\n\n## Not run\n\n- one\n") for text in (first, second))
 
 
-def test_what_a_check_finds_too_has_one_section_and_counts_once() -> None:
-    known, other, *_ = FAULTS
-    table = "| subject | 1 |\n|---|:-:|\n| **one 1.0** | |\n| a | **✗** |\n| b | ✓ |\n\n"
-    page = f"In all: \n\n{table}## Findings\n\n### {known.title}\n\n**Mistake**, one 1.0. So.\n\n## Not run\n\n- one\n"
-    outcomes = {fault.script: Outcome(True, "1", "2") for fault in (known, other)}
-    whole = put(page, outcomes)
-    assert whole.startswith(
-        "In all: 2 subjects of 1 packages; 2 mistakes, 0 limitations, 0 by design, 0 housekeeping. The checks found 1 "
-        "of the mistakes, in 1 of the packages; reading the code and running the models of these packages found 1 "
-        "more.\n"
-    )
-    assert re.findall("^### (.*)$", whole, re.MULTILINE) == [known.title, other.title]
-    assert put(whole, outcomes) == whole
-
-
 def test_a_finding_whose_script_does_not_show_it_is_named() -> None:
     shown, gone, unknown, *_ = [note for note in NOTES if note.script]
     sections = "".join(f"### {note.title}\n\n" for note in (shown, gone, unknown))

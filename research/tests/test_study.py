@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +42,6 @@ def test_holm_corrects_over_all_tests() -> None:
     assert 0.05 / 8 < p < 0.05
     assert judged([one], 0.001)[0].verdict == "higher"
     assert judged([one, *[contrast(0.0, 0.2)] * 7], 0.001)[0].verdict == "undecided"
-
-
-def test_a_contrast_that_cannot_be_judged_has_no_verdict_and_counts_as_a_test() -> None:
-    one, lacking = contrast(0.005, 0.006), replace(contrast(0.0, 0.01), found=None)
-    assert [each.verdict for each in judged([contrast(-0.1, 0.01), lacking], 0.02)] == ["lower", ""]
-    assert judged([one, *[lacking] * 7], 0.001)[0].verdict == "undecided"
-    few = contrast(-0.1, 0.01, seeds=2)
-    assert judged([few], 0.02)[0].verdict == ""
 
 
 RATE = Rate(0.004, 3.0)
@@ -180,44 +171,6 @@ def on_gpu(records: Sequence[dict[str, Any]], more: float = 0.0) -> list[dict[st
             ]
         made.append(told)
     return made
-
-
-def test_a_training_that_both_devices_made_counts_once(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where one was not tested to its end, the other is taken, and nothing is mixed."""
-    full, begun = kept(["rope"], (0,)), on_gpu(kept(["rope"], (0,)))[:4]
-    for made in ([*full, *begun], [*begun, *full]):
-        monkeypatch.setattr(found, "records", lambda part, made=made: made)
-        of = found.text("python", 1)
-        assert {record["machine"]["device"] for record in of.summary.records} == {"cpu"}
-        assert not of.summary.missing()
-
-
-def test_jobs_name_the_scheme_and_the_rate_that_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "RECORDS", tmp_path)
-    stages = list(run.jobs())
-    assert all(
-        {job.folder for job in stage} == set(run.SCHEMES if stage[0].part in run.TEXTS else run.OF_TASKS)
-        for stage in stages
-    )
-    last = {job.part: len(job.seeds) for stage in stages for job in stage}
-    assert last == run.PLANNED
-    counts = [len(job.seeds) for stage in stages for job in stage if (job.part, job.folder) == ("python", "rope")]
-    assert counts == [0, 1, 3, 5, 10]
-    first, *_ = stages[0]
-    assert (first.part, first.seeds) == ("python", ())  # tuning comes first, for all
-    assert first.configuration().tune
-    monkeypatch.setattr(run, "tuned", lambda part, folder: Rate(0.02, 30.0))
-    config = run.Job("plays", "windows", (0, 1, 2)).configuration()
-    assert config.schemes == ("rope@32~rope@32~nope",)
-    assert config.given_rates() == {"rope@32~rope@32~nope": Rate(0.02, 30.0)}
-    assert (config.seeds, config.tune, config.steps, config.device) == ((0, 1, 2), False, 600, "cpu")
-    puzzle = run.Job("copy", "t5", (0, 1)).configuration()
-    assert (puzzle.task, puzzle.schemes, puzzle.tune, puzzle.rates) == ("copy", ("t5",), True, ())
-    on_gpu = run.Job("copy", "windows", (9, 8), "cuda")
-    config = on_gpu.configuration()
-    assert (config.seeds, config.device) == ((9, 8), "cuda")
-    assert config.given_rates() == {"rope@32~nope": Rate(0.02, 30.0)}  # it does not tune
-    assert on_gpu.out == tmp_path / "copy" / "windows" / "cuda"
 
 
 def test_a_scheme_that_is_not_tuned_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

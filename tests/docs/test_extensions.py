@@ -108,27 +108,3 @@ def test_a_model_is_written_with_what_need_be_said(extension: ModuleType) -> Non
         ("rope_3d", "posenc.Positions.grid(4, 4, frames=2)"),
     ):
         assert line in models[name]
-
-
-@pytest.mark.parametrize("extension", ["lesson"], indirect=True)
-def test_the_lesson_has_a_page_for_each_step(
-    extension: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the step's text, question, answers and figure, in the order of the lesson; what is no step's page goes."""
-    monkeypatch.setattr(extension, "PAGES", tmp_path)
-    (tmp_path / "index.md").write_text("# Learn")
-    (tmp_path / "gone.md").write_text("# A step that is no more")
-    extension.write(None)
-    steps = extension.lesson()
-    assert {path.stem for path in tmp_path.glob("*.md")} == {"index", *(step.name for step in steps)}
-    for step in steps:
-        page = (tmp_path / f"{step.name}.md").read_text()
-        assert all(said in page for said in (step.title, step.text, step.question, *step.answers.values(), step.next))
-        assert f"```{{explorer}} {step.name}\n" in page
-    assert f"Next: [2. {steps[1].title}](add.md)" in (tmp_path / "why.md").read_text()
-    source = ["# Learn"]
-    extension.listed(None, "learn/index", source)
-    assert source[0].endswith("\n".join(step.name for step in steps) + "\n```\n")
-    monkeypatch.setattr(extension, "PICTURES", tmp_path / "none")
-    with pytest.raises(ExtensionError, match=r"why.png is not there: python -m tests.explore.screenshots makes it"):
-        extension.page(steps[0], steps)

@@ -1,9 +1,8 @@
 """The same of what is built on the library: the catalog by name, laws, figures, benchmark, and the command line."""
 
-from collections.abc import Callable
+import inspect
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import matplotlib.figure
 import pytest
@@ -18,7 +17,7 @@ from posenc_lab.kit.configuration import ConfigError
 from posenc_lab.laws.decay import angles, counterexample, rotary_bound
 from posenc_lab.laws.probe import Probe
 from posenc_lab.laws.table import audit, audit_all
-from posenc_lab.plot import command, overview, pairs, relative, rotations, sentences, vectors
+from posenc_lab.plot import command, overview, rotations, sentences, vectors
 from tests.hard.wrong import NO_NUMBERS, NO_SIZES, Row, each, flags, sizes
 
 SIZES = {"dim": 24, "num_heads": 6, "head_dim": 4, "max_positions": 64}
@@ -123,36 +122,26 @@ TABLE: dict[str, list[Row]] = {
     ],
 }
 
-NO_LINES = ((0, "0"), (1, "1"), (True, "True"), (8.0, "8.0"), ("8", "'8'"))
-
-
-def named(function: Callable[..., Any]) -> list[Row]:
-    """What is no name, no list of names and no scheme with a label."""
-    return [
-        Row(partial(function, schemes=3), "schemes must be a Sequence or a Mapping, got 3"),
-        Row(partial(function, schemes=RoPE(8)), "schemes must be a Sequence or a Mapping, got RoPE(…)"),
-        Row(partial(function, schemes=()), "schemes must name at least one, got none"),
-        Row(partial(function, schemes=(3,)), "scheme must be a str, got 3"),
-        Row(partial(function, schemes=("roap",)), "scheme must be one of …, got 'roap' (did you mean 'rope'?)"),
-        Row(partial(function, schemes={"mine": "rope"}), "schemes['mine'] must be a Scheme, got 'rope'"),
-        *flags(function, {}, "dark"),
-    ]
-
-
-def line(function: Callable[..., Any]) -> list[Row]:
-    return each(function, {}, "length", NO_LINES, "a whole number of at least 2")
-
-
+NO_LINES = ((1, "1"), (0, "0"), (True, "True"), (8.0, "8.0"), ("8", "'8'"))
+LEAST = {"overview": 3, "bias_by_distance": 1, "relative_index": 1}  # tokens of a figure, if not 2
 SENTENCE = (("alone", "sentence must have two words or more, got 'alone'"), (3, "sentence must be a str, got 3"))
 GRID = (
     (3, "grid must be (rows, columns), got 3"),
     ((2, 0), "grid[1] must be a whole number of at least 1, got 0"),
     ((2.0, 3), "grid[0] must be a whole number of at least 1, got 2.0"),
 )
-FIGURES: dict[str, list[Row]] = {
+NAMED = (
+    (3, "schemes must be a Sequence or a Mapping, got 3"),
+    (RoPE(8), "schemes must be a Sequence or a Mapping, got RoPE(…)"),
+    ((), "schemes must name at least one, got none"),
+    ((3,), "scheme must be a str, got 3"),
+    (("roap",), "scheme must be one of …, got 'roap' (did you mean 'rope'?)"),
+    ({"mine": "rope"}, "schemes['mine'] must be a Scheme, got 'rope'"),
+)
+CAUSAL = ((1, "causal must be True, False or None, got 1"), ("no", "causal must be True, False or None, got 'no'"))
+COMMON = {"sentence": SENTENCE, "grid": GRID, "schemes": NAMED, "causal": CAUSAL}
+OWN: dict[str, list[Row]] = {
     "overview": [
-        *named(overview.overview),
-        *each(overview.overview, {}, "length", (*NO_LINES, (2, "2")), "a whole number of at least 3"),
         Row(partial(overview.overview, family=3), "family must be a str, got 3"),
         Row(
             partial(overview.overview, "rope", family="score"), "family says …, got 'score' beside schemes: leave one …"
@@ -163,81 +152,46 @@ FIGURES: dict[str, list[Row]] = {
         ),
     ],
     "lines": [
-        *named(vectors.lines),
-        *line(vectors.lines),
-        *sizes(vectors.lines, {}, "dim"),
-        *[
-            Row(partial(vectors.lines, dim=16, dimensions=wrong), f"dimensions must be some of 0 to 15, got {came}")
-            for wrong, came in ((3, "3"), ((), "()"), ((16,), "(16,)"), ((-1,), "(-1,)"), ((1.0,), "(1.0,)"))
-        ],
-    ],
-    "table": [
-        *named(vectors.table),
-        *line(vectors.table),
-        *sizes(vectors.table, {}, "dim"),
-        *[Row(partial(vectors.table, grid=wrong), words) for wrong, words in GRID],
-    ],
-    "similarity": [
-        *named(vectors.similarity),
-        *line(vectors.similarity),
-        *sizes(vectors.similarity, {}, "dim"),
-        *[Row(partial(vectors.similarity, grid=wrong), words) for wrong, words in GRID],
-    ],
-    "bias": [
-        *named(pairs.bias),
-        *line(pairs.bias),
-        *sizes(pairs.bias, {}, "num_heads", "head_dim"),
-        Row(partial(pairs.bias, causal=1), "causal must be True, False or None, got 1"),
-        *[Row(partial(pairs.bias, grid=wrong), words) for wrong, words in GRID],
-    ],
-    "bias_by_distance": [
-        *named(pairs.bias_by_distance),
-        *sizes(pairs.bias_by_distance, {}, "length", "num_heads", "head_dim"),
-        *flags(pairs.bias_by_distance, {}, "common"),
-        Row(partial(pairs.bias_by_distance, causal="no"), "causal must be True, False or None, got 'no'"),
+        Row(partial(vectors.lines, dim=16, dimensions=wrong), f"dimensions must be some of 0 to 15, got {came}")
+        for wrong, came in ((3, "3"), ((), "()"), ((16,), "(16,)"), ((-1,), "(-1,)"), ((1.0,), "(1.0,)"))
     ],
     "shaw_window": [
-        *[Row(partial(sentences.shaw_window, wrong), words) for wrong, words in SENTENCE],
-        *sizes(sentences.shaw_window, {}, "max_distance"),
-        *[
-            Row(partial(sentences.shaw_window, positions=wrong), f"positions must be some of 1 to 7, …, got {came}")
-            for wrong, came in ((3, "3"), ((0,), "(0,)"), ((8,), "(8,)"), (("3",), "('3',)"))
-        ],
-    ],
-    "attention": [
-        *named(sentences.attention),
-        *[Row(partial(sentences.attention, wrong), words) for wrong, words in SENTENCE],
-        *sizes(sentences.attention, {}, "dim", "num_heads", "head_dim"),
-        Row(partial(sentences.attention, causal=1), "causal must be True, False or None, got 1"),
+        Row(partial(sentences.shaw_window, positions=wrong), f"positions must be some of 1 to 7, …, got {came}")
+        for wrong, came in ((3, "3"), ((0,), "(0,)"), ((8,), "(8,)"), (("3",), "('3',)"))
     ],
     "rope_rotation": [
-        *named(rotations.rope_rotation),
-        *line(rotations.rope_rotation),
-        *sizes(rotations.rope_rotation, {}, "pairs", "head_dim"),
         Row(
             lambda: rotations.rope_rotation("re_rope"),
             "schemes must turn near and far pairs alike, got one that has bands",
         ),
         Row(lambda: rotations.rope_rotation("alibi"), "schemes must open the rotate door (…rope…), got 'alibi', …"),
     ],
-    "rope_decay": [
-        *named(rotations.rope_decay),
-        *line(rotations.rope_decay),
-        *sizes(rotations.rope_decay, {}, "head_dim", "draws"),
-        *each(
-            rotations.rope_decay,
-            {},
-            "peak",
-            ((256, "256"), (-1, "-1"), (True, "True"), ("3", "'3'")),
-            "a whole number within 0..255",
-        ),
-    ],
-    "relative_index": sizes(relative.relative_index, {}, "length"),
+    "rope_decay": each(
+        rotations.rope_decay,
+        {},
+        "peak",
+        ((256, "256"), (-1, "-1"), (True, "True"), ("3", "'3'")),
+        "a whole number within 0..255",
+    ),
 }
 
 
-def test_every_figure_is_in_the_table() -> None:
-    assert FIGURES.keys() == {entry.name for entry in command.FIGURES}
+def rows_of(figure: command.Entry) -> list[Row]:
+    """The wrong values of every option that a figure has."""
+    draw, rows = figure.function, list(OWN.get(figure.name, []))
+    for name in inspect.signature(draw).parameters:
+        rows += [Row(partial(draw, **{name: wrong}), words) for wrong, words in COMMON.get(name, ())]
+        if name in ("dark", "common"):
+            rows += flags(draw, {}, name)
+        if name in ("dim", "num_heads", "head_dim", "pairs", "draws", "max_distance"):
+            rows += sizes(draw, {}, name)
+        least = LEAST.get(figure.name, 2)
+        if name == "length":
+            rows += each(draw, {}, name, NO_LINES[least < 2 :], f"a whole number of at least {least}")
+    return rows
+
+
+FIGURES = {figure.name: rows_of(figure) for figure in command.FIGURES}
 
 
 @pytest.mark.parametrize("rows", [pytest.param(rows, id=name) for name, rows in (TABLE | FIGURES).items()])

@@ -1,4 +1,3 @@
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +6,6 @@ import pytest
 
 from posenc.command.cli import main
 from posenc_lab.bench import cases, command
-from posenc_lab.bench.command import add_parser, settings_of
 from posenc_lab.bench.settings import Settings
 from posenc_lab.kit.records import read
 
@@ -22,22 +20,6 @@ TINY: dict[str, Any] = {
     "heads": 2,
     "head_dim": 8,
 }
-
-
-def parsed(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    return parser.parse_args(["bench", *words])
-
-
-def test_lists_take_commas_and_spaces() -> None:
-    words = ["--lengths", "1024,512", "64", "--schemes", "rope+alibi", "rope", "--rounds", "2"]
-    words += ["--backends", "auto,sdpa", "--dtype", "bfloat16", "--device", "cuda:1"]
-    (settings,) = settings_of(parsed(*words))
-    assert settings.lengths == (64, 512, 1024)
-    assert settings.schemes == ("rope+alibi", "rope")
-    assert settings.backends == ("auto", "sdpa")
-    assert (settings.dtype, settings.device, settings.rounds) == ("bfloat16", "cuda:1", 2)
 
 
 def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:

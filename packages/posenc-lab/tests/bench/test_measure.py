@@ -1,5 +1,3 @@
-import math
-import random
 from collections.abc import Callable
 from itertools import chain, islice
 
@@ -53,18 +51,6 @@ def test_rounds_are_doubled_until_every_ratio_is_known_to_a_tenth(slow: dict[str
     script = Scripted(plain=[1.0] * 99, **{name: [1.0, 1.0, *[2.0] * n, *[1.0] * 99] for name, n in slow.items()})
     makes = {name: script.make(name) for name in script.seconds}
     assert race(makes, rounds=3, budget=1e9, clock=script.clock)["rounds"] == rounds
-
-
-def autoregressive(draw: random.Random, noise: float, phi: float) -> Callable[[int], float]:
-    """A time is e to the noise times longer; the noise is ``phi`` times that of the call before, and something new."""
-    now = draw.gauss(0, noise)
-
-    def slowed(call: int) -> float:
-        nonlocal now
-        now = phi * now + draw.gauss(0, noise * (1 - phi**2) ** 0.5)
-        return math.exp(now)
-
-    return slowed
 
 
 def test_short_calls_are_repeated_and_the_time_of_one_is_given() -> None:

@@ -1,6 +1,5 @@
 """`posenc bench --mine`: what is timed beside posenc, and what is not, since it computes something else."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,8 @@ import torch
 
 from posenc_lab.bench import cases, mine, run
 from posenc_lab.bench.measure import LeftOutError, race
-from posenc_lab.bench.run import bench
 from posenc_lab.bench.settings import Settings
 from posenc_lab.kit.machine import clock_of
-from posenc_lab.kit.records import read
 from tests.bench import by_hand
 from tests.bench.test_command import HANDS, TINY
 from tests.rounding import of_sums
@@ -49,14 +46,6 @@ def test_what_computes_the_same_takes_part(name: str, scheme: str, training: boo
             0 < max(found.facts["off"][who].values()) < 1e-5
         )  # of rounding to float32, not none: the truth is float64
     assert len(theirs) == 1 + len(gradients)
-
-
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
-def test_in_every_precision(dtype: str) -> None:
-    found = built("alibi", "alibi", training=True, dtype=dtype)
-    assert found.makes["mine"]()()[0].dtype == getattr(torch, dtype)
-    share = max(found.facts["off"]["mine"].values())
-    assert {"float64": 1e-16, "bfloat16": 1e-4, "float16": 1e-5}[dtype] < share < found.facts["allowed"]
 
 
 @pytest.mark.parametrize(
@@ -104,24 +93,3 @@ def test_one_that_fails_is_left_out_with_its_line(tmp_path: Path) -> None:
 
 
 # -- records ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_folder_is_of_one_attention_as_its_file_was(tmp_path: Path) -> None:
-    file, out = tmp_path / "hand_that_changes.py", tmp_path / "out"
-    file.write_text(
-        "from tests.bench.by_hand import plain\n\n\ndef attention(query, key, value):\n    "
-        "return plain(query, key, value)\n"
-    )
-    about = replace(settings("plain"), mine=f"{file}:attention")
-    bench(about, out)
-    before = read(out)
-    with pytest.raises(
-        ValueError, match=r"holds another benchmark, with mine '.*:attention' there and '.*:plain' here"
-    ):
-        bench(settings("plain"), out)
-    file.write_text(file.read_text() + "# as it was\n")
-    with pytest.raises(
-        ValueError, match=r"with source of .*hand_that_changes\.py:attention '\w+' there and '\w+' here"
-    ):
-        bench(about, out)
-    assert read(out) == before

@@ -1,13 +1,9 @@
-import io
-
 import pytest
 from rich.console import Console
 
 from posenc_lab.bench.tables import Table, show, tables
 from posenc_lab.kit.report import as_markdown
 from tests.bench.made_up import mine, prices, taking
-
-NOTE = "† timed while other processes kept over 10% of the cores busy"
 
 
 def table(title: str, records: list[dict]) -> Table:  # type: ignore[type-arg]
@@ -63,24 +59,6 @@ def test_an_attention_of_ones_own_is_shown_to_be_equal_first() -> None:
     found = table("my.py:attention beside posenc's alibi", wrong)
     assert tuple(found.rows[2]) == ("forward", "2,048", "my.py:attention", "∞", "– (1)", "", "", "")
     assert found.lines == ["(1) it is another function"]
-
-
-def test_what_others_made_doubtful_is_marked_and_said() -> None:
-    short, long = prices(("alibi",))[0], prices(("alibi",))[2]
-    records = [{**short, "others": 0.2}, {**long, "others": 0.9}]  # of 2 cores: a tenth of them is no more than 0.2
-    found = table("The price of position: forward", records)
-    assert found.rows[1] == ("alibi", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15 †", "")
-    assert found.lines[:2] == ["(1) too slow for words", NOTE]
-    memory = table("Peak memory, MiB: forward", records)
-    assert (memory.rows[1], memory.lines) == (("alibi", "1", "2"), [])  # which no other process changes
-    console = Console(width=200, file=io.StringIO(), color_system=None)
-    show(records, console)
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().startswith(
-        "Other processes kept up to 0.9 of 2 cores busy. The times of 1 of 2 groups are marked † and say little: "
-        "measure again, into another folder."
-    )
-    assert NOTE in console.file.getvalue()
 
 
 def test_the_terminal_and_markdown_have_every_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -61,16 +60,6 @@ def test_weights_keep_their_scheme_and_no_other_is_recommended(choose: Any) -> N
         out = choose("--weights", weights, "--longer", "no")[1]
         assert "Start with its own scheme:\n\n    posenc.huggingface.scheme_from_config" in out
         assert not [word for word in ("Compare it", "posenc compare", "posenc extend", "YaRN", "RoPE(") if word in out]
-
-
-def test_strength_is_that_of_the_strongest_evidence_that_speaks_for_it() -> None:
-    found = {answer.name: answer.strength for answer in ANSWERS}
-    assert set(found.values()) == set(STRENGTHS)
-    assert (found["set"], found["cheap_decoder"], found["long_decoder"]) == ("certain", "measured", "published")
-    assert (found["encoder"], found["video"]) == ("once", "used")
-    (video,) = (answer for answer in ANSWERS if answer.name == "video")
-    assert replace(video, rests_on=["video_models", "classify"]).strength == "once"
-    assert replace(video, rests_on=["classify", "vit_resolution"]).strength == "published"
 
 
 @pytest.fixture
@@ -237,8 +226,3 @@ def test_the_page_has_the_same_answers() -> None:
     rows = [re.sub(r"[`*]|\]\(.*?\)|\[", "", line).strip("|").split("|") for line in table[1].splitlines()]
     written = {case.strip(): (begin.strip(), compare.strip()) for case, begin, _, compare in rows}
     assert written == {answer.case: (answer.begin, answer.compare_with) for answer in ANSWERS}
-
-
-def number(figure: str) -> float:
-    """The first number of a figure of the study."""
-    return float(re.findall(r"[+−]?\d+\.\d+", figure)[0].replace("−", "-"))

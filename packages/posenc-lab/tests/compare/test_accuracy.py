@@ -146,16 +146,6 @@ def test_any_first_part_of_the_records_can_be_reported(task: str) -> None:
         assert "trainings are incomplete" in printed(made[:count])
 
 
-@pytest.mark.parametrize("task", SCHEMES)
-def test_the_terminal_table_fits(task: str) -> None:
-    assert "0.900*" not in printed(records(task))
-    shown = printed(records(task, THREE))
-    assert max(map(len, shown.splitlines())) <= 100
-    assert "…" not in shown
-    assert "0.900*" in shown
-    assert "undef." in shown
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_figures_show_the_intervals_the_training_length_and_guessing(dark: bool) -> None:
     made = records("classify")

@@ -113,14 +113,6 @@ def test_another_configuration_is_refused_and_said_how_it_differs(whole: Path) -
     assert (whole / "out" / FILE).read_bytes() == before
 
 
-@pytest.mark.more
-def test_schemes_and_seeds_can_be_added_later(tmp_path: Path) -> None:
-    text = write_text(tmp_path / "text")
-    compare(small_config(text, schemes=("nope",)), tmp_path / "out")
-    both = small_config(text, schemes=("nope", "rope+alibi"), seeds=(0, 1))
-    assert measured(compare(both, tmp_path / "out")) == planned(both)
-
-
 @pytest.mark.parametrize(("at", "number"), [(33, signal.SIGINT), (9, signal.SIGTERM)])
 def test_interrupted_and_resumed_is_the_same_as_never_stopped(
     whole: Path, tmp_path: Path, at: int, number: signal.Signals
@@ -135,19 +127,6 @@ def test_interrupted_and_resumed_is_the_same_as_never_stopped(
     records = compare(config, tmp_path / "out")
     assert records[: len(kept)] == kept
     assert untimed(records) == untimed(read(whole / "out"))
-
-
-def test_fewer_windows_than_asked_are_announced(tmp_path: Path) -> None:
-    lines: list[str] = []
-
-    class Saying(Progress):
-        def say(self, line: str) -> None:
-            lines.append(line)
-
-    config = small_config(write_text(tmp_path / "text", 6000), schemes=("nope",), steps=1, windows=100)
-    records = compare(config, tmp_path / "out", Saying())
-    assert any("room for 15 of 100 evaluation windows" in line for line in lines)
-    assert len(next(record for record in records if record["kind"] == "windows")["bits"]) == 15
 
 
 def diverging(config: CompareConfig, scheme: str, seed: int) -> Any:
@@ -181,20 +160,6 @@ def test_what_diverged_is_not_trained_again(whole: Path, tmp_path: Path) -> None
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:6], lines[-1]]))  # as if stopped there with the speed known
     assert measured(compare(config, tmp_path / "out", build=refuse)) == planned(config)
-
-
-@pytest.mark.more
-def test_a_folder_in_which_nothing_was_measured_takes_a_corrected_command(whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        compare(small_config(whole / "text", steps=7), out, Interrupting(3))
-    assert read(out) == []
-    assert [path.name for path in (out / "checkpoints").iterdir()] == ["nope-0.safetensors"]
-    (out / "checkpoints" / "alibi-0.safetensors").write_bytes(b"of the first command too")
-    config = small_config(whole / "text")
-    assert untimed(compare(config, out)) == untimed(read(whole / "out"))
-    assert from_toml(out / "config.toml") == config
-    assert list((out / "checkpoints").iterdir()) == []
 
 
 OWN = ("llama-7b.pt", "gpt-2.pt", "mine-3.safetensors", "nope-00.safetensors", "note.writing", "nope-0.pt.writing")

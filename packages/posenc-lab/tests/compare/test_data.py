@@ -38,23 +38,6 @@ def test_files_are_split_whole_and_nothing_is_on_both_sides(tmp_path: Path) -> N
     assert "40 files" in corpus.about
 
 
-def test_split_depends_on_neither_the_place_nor_how_the_text_is_named(tmp_path: Path) -> None:
-    write_folder(tmp_path / "a")
-    write_folder(tmp_path / "elsewhere" / "b")
-    first, second = data.load([str(tmp_path / "a")]), data.load([str(tmp_path / "elsewhere" / "b")])
-    assert first.digest == second.digest
-    pattern = [str(tmp_path / "a" / "part*" / "*.txt"), str(tmp_path / "a" / "copy.txt")]
-    assert data.load(pattern).digest == first.digest
-
-
-def test_one_file_has_its_end_held_out(tmp_path: Path) -> None:
-    content = write_text(tmp_path / "book.txt", 10_000).read_bytes()
-    for held_out, expected in ((0, 1000), (2000, 2000), (9000, 3333)):
-        corpus = data.load([str(tmp_path / "book.txt")], held_out=held_out)
-        assert corpus.train.data.tobytes() == content[:-expected]
-        assert corpus.validation.data.tobytes() == content[-expected:]
-
-
 @pytest.mark.parametrize("more", range(4))
 def test_no_letter_is_cut(tmp_path: Path, more: int) -> None:
     """Of one file, and of the largest: letters of one to four bytes."""

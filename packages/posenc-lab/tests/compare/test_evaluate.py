@@ -81,15 +81,6 @@ def test_truncated_scores_the_final_tokens_from_exactly_the_training_length() ->
     assert not [pair for pair in plan((8, 16), TRAIN_LENGTH) if pair[0] == "truncated"]
 
 
-def test_final_tokens_of_a_window_that_is_hardly_longer_than_the_training_length() -> None:
-    """Of 18 bytes, three have 16 before them; and a length of two scores its two bytes."""
-    evaluator = Evaluator(Known(place), WINDOWS[:, :19], (2, 16, 18), TRAIN_LENGTH)
-    for kind, length, first in (("final_tokens", 16, 16), ("truncated", 16, 16), ("final_tokens", 2, 17)):
-        result = evaluator.measure(kind, length)
-        assert (result["tokens"], result["bits"][0]) == (19 - first, pytest.approx(mean(first, 18), abs=1e-5))
-    assert Evaluator(Known(place), WINDOWS[:, :17], (8, 16), TRAIN_LENGTH).measure("final_tokens", 16)["tokens"] == 4
-
-
 def test_windows_that_differ_are_told_apart() -> None:
     """A row of the batch of truncated bytes goes to the window that it is of."""
     windows = np.stack([WINDOWS[0] + 10 * n for n in range(3)]).astype(np.uint8)

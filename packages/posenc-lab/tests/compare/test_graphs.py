@@ -71,32 +71,3 @@ def test_recorded_passes_train_the_same_model(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(train_module, "replayed", lambda model: model)
     as_it_is = trained("as it is")
     torch.testing.assert_close(recorded, as_it_is)
-
-
-@pytest.mark.gpu
-def test_what_reads_numbers_back_is_not_recorded_and_the_next_model_is() -> None:
-    class ReadsBack(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found = super().forward(x)
-            return found * found.detach().sum().item()
-
-    x = torch.randn(4, 3, device="cuda")
-    stream = torch.cuda.current_stream()
-    with pytest.warns(UserWarning, match="cannot be recorded as CUDA graphs"):
-        Recorded(ReadsBack(3, 2).to("cuda"))(x)
-    assert torch.cuda.current_stream() == stream
-    model = nn.Linear(3, 2).to("cuda")
-    learner = Recorded(model)
-    for _ in range(3):
-        x = torch.randn(4, 3, device="cuda")
-        torch.testing.assert_close(learner(x), model(x))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_another_gpu_than_the_current_one_is_trained() -> None:
-    model = nn.Linear(3, 2).to("cuda:1")
-    learner = Recorded(model)
-    for _ in range(3):
-        x = torch.randn(4, 3, device="cuda:1")
-        torch.testing.assert_close(learner(x), model(x))

@@ -1,7 +1,6 @@
 """Grids: which cells a file has, that each is measured once whoever runs it, and what is told of all."""
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -130,16 +129,6 @@ def test_a_grid_measures_what_one_comparison_does(measured: tuple[Path, Grid], t
     assert [str(each) for each in table.columns[0].cells] == ["nope", "alibi"]
 
 
-def test_what_is_finished_is_not_run_again(measured: tuple[Path, Grid]) -> None:
-    _, grid = measured
-
-    def none(run: Run[Job], jobs: Sequence[Job]) -> Ended[Job]:
-        assert not jobs
-        yield from ()
-
-    assert run_grid(grid, none, Progress()) == {}
-
-
 def test_finished_needs_every_record(measured: tuple[Path, Grid]) -> None:
     _, grid = measured
     cell = grid.cells[0]
@@ -228,37 +217,3 @@ def test_the_command_runs_a_grid_and_reports_it(
     assert "steps 7, alibi: no memory" in shown.err
     assert shown.err.endswith("posenc: error: 1 of 2 cells are not finished: see above; the same command resumes\n")
     assert f"A partial report: {out}/report.html" in shown.out
-
-
-def test_a_report_can_be_at_an_address(measured: tuple[Path, Grid], monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("fsspec")
-    _, grid = measured
-
-    def write(grid: Grid, found: object, folder: Path) -> Path:
-        (folder / "report.html").write_text("the report")
-        return folder / "report.html"
-
-    monkeypatch.setattr(grid_report, "_write", write)
-    path = grid_report.write(grid, {}, "memory://reported/")
-    assert path == "memory://reported/report.html"
-    assert storage.get(path) == b"the report"
-
-
-def holder(path: Path) -> int:
-    """The process that has a file open."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if any(link.resolve() == path for link in (process / "fd").iterdir()):
-                    return int(process.name)
-            except OSError:
-                continue
-    raise AssertionError(f"no process has {path} open")
-
-
-def until(fine: Any) -> None:
-    end = time.monotonic() + 100
-    while not fine():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -1,7 +1,5 @@
 """What the figures show, asked of their artists; how they look is for eyes."""
 
-from pathlib import Path
-
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,7 +7,6 @@ from matplotlib.lines import Line2D
 
 from posenc_lab.compare.pictures import (
     FIGURES,
-    by_position,
     differences,
     final_tokens,
     sliding,
@@ -19,8 +16,6 @@ from posenc_lab.compare.pictures import (
 from posenc_lab.compare.summary import Summary
 from tests.compare import made_up
 from tests.compare.test_summary import bits
-
-HERE = Path(__file__).resolve()
 
 
 def lines(figure: Figure) -> dict[str, Line2D]:
@@ -109,15 +104,6 @@ def test_what_diverged_is_said_in_every_figure(name: str) -> None:
     assert "not measured yet" not in said
 
 
-def test_positions_are_counted_from_one_in_the_middle_of_their_bucket() -> None:
-    records = made_up.records()
-    line = lines(by_position(Summary(records)))["alibi"]
-    record = next(r for r in records if r["kind"] == "by_position" and r["scheme"] == "alibi")
-    assert list(line.get_ydata()) == pytest.approx(record["bits"])
-    assert list(line.get_xdata())[:2] == [1, 2]
-    assert all(a < x <= b for a, x, b in zip(record["edges"], line.get_xdata(), record["edges"][1:], strict=False))
-
-
 def test_training_by_time_is_stretched_by_the_time_of_a_step() -> None:
     records = made_up.records(("nope", "rope"), seeds=(0, 1, 2))
     figure = training_by_time(Summary(records))
@@ -132,29 +118,9 @@ def test_training_by_time_is_stretched_by_the_time_of_a_step() -> None:
     assert "not measured yet" in texts(training_by_time(Summary(none)))
 
 
-def test_names_do_not_overlap() -> None:
-    schemes = ("nope", "sinusoidal", "rope", "alibi", "rope+alibi")
-    for draw in FIGURES.values():
-        figure = draw(Summary(made_up.records(schemes)), False)
-        figure.draw_without_rendering()
-        boxes = [t.get_window_extent() for t in (*figure.axes[0].texts, *figure.texts) if t.get_text()]
-        for i, box in enumerate(boxes):
-            assert figure.bbox.x0 <= box.x0
-            assert box.x1 <= figure.bbox.x1
-            assert not any(box.padded(-1).overlaps(other.padded(-1)) for other in boxes[:i])
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_no_record_and_any_first_part_of_the_records_can_be_drawn(name: str) -> None:
     assert "not measured yet" in texts(FIGURES[name](Summary([]), False))
     records = made_up.records(("nope", "learned"))
     for count in range(1, len(records), 15):
         FIGURES[name](Summary(records[:count]), False).draw_without_rendering()
-
-
-def test_a_partial_figure_says_what_it_lacks() -> None:
-    records = [r for r in made_up.records() if r["scheme"] != "rope"]
-    records = [r for r in records if not (r["scheme"] == "alibi" and r.get("length", 0) > 256)]
-    assert Summary(records).schemes == made_up.SCHEMES
-    assert "not measured: rope" in texts(windows(Summary(records)))
-    assert "× alibi: not measured past 256" in texts(windows(Summary(records)))

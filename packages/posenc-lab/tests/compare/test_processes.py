@@ -22,21 +22,6 @@ from tests.compare.small import small_config, untimed, write_text
 from tests.distributed.processes import in_processes
 
 
-def test_one_process_does_all_itself() -> None:
-    rows = torch.arange(6).view(3, 2)
-    assert (processes.world(), processes.rank()) == (1, 0)
-    with processes.joined(), processes.Lead() as lead, lead.together("a job"):
-        assert not torch.distributed.is_initialized()
-    mine, weight = processes.part_of(rows)
-    assert (mine is rows, weight) == (True, 1.0)
-    assert processes.divided(lambda part: part, rows) is rows
-    assert processes.each(lambda item: item + 1, [1]) == [2]
-    model = nn.Linear(2, 2)
-    assert processes.parallel(model, lambda model: model(torch.ones(2)).sum()) is model
-    assert model.weight.grad is None
-    processes.require_same("the step", 3)
-
-
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_parts_of_a_batch(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """Of rows with 1, 2, 3 and 4 targets, the first process of three has two."""

@@ -50,16 +50,6 @@ def test_differences_use_the_seeds_that_both_have() -> None:
     assert difference.mean == pytest.approx(expected.mean())
 
 
-def test_what_is_undefined_is_no_number() -> None:
-    summary = Summary(made_up.records())
-    assert summary.bits("sliding", "learned", 256) is None
-    assert summary.difference("sliding", "learned", "nope", 256) is None
-    assert "128 positions" in summary.undefined("learned", 256)
-    assert summary.end("learned") == "undefined past 128"
-    assert summary.bits("truncated", "learned", 128) is not None
-    assert summary.end("nope") == ""
-
-
 def test_a_loss_that_is_no_number_stays_one_and_wins_nothing() -> None:
     records = made_up.records(seeds=THREE)
     for record in records:
@@ -96,13 +86,6 @@ def test_step_times_that_were_not_asked_for_are_not_missing() -> None:
     assert len(Summary(records).missing()) == 1
     untimed = [{**r, "configuration": {**r["configuration"], "timed": False}} for r in records]
     assert Summary(untimed).missing() == []
-
-
-def test_records_of_another_comparison_are_left_out_and_counted() -> None:
-    other = [{**record, "fingerprint": "another"} for record in made_up.records()]
-    summary = Summary(other + made_up.records(("rope",)))
-    assert summary.left_out == len(other)
-    assert summary.schemes == ("rope",)
 
 
 def test_below_three_seeds_there_is_no_verdict() -> None:
@@ -143,15 +126,6 @@ def test_schemes_with_too_few_seeds_are_neither_the_best_nor_worse() -> None:
     assert found[1] == "There are no verdicts on alibi: they need at least 3 seeds."
     assert "nope has the lowest loss among those with 3 seeds, 3.70 bits per byte; rope is" in found[3]
     assert "; alibi has 2.24 with too few seeds; " in found[3]
-
-
-def test_the_reference_is_the_one_asked_for() -> None:
-    records = made_up.records()
-    assert Summary(records).reference == "nope"
-    for asked, used in (("rope", "rope"), ("", "nope"), ("t5", "nope")):
-        given = [{**r, "configuration": {**r["configuration"], "reference": asked}} for r in records]
-        assert Summary(given).reference == used
-    assert Summary(made_up.records(("rope", "alibi"))).reference == "rope"
 
 
 def test_a_seed_that_diverged_is_said_and_the_others_count() -> None:
@@ -200,17 +174,3 @@ def test_context_that_changes_nothing_is_said_to() -> None:
         if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
             record["bits"] = [value + rng.normal(0, 0.5) for value in record["bits"]]
     assert "has an undecided effect on alibi" in sentences.observed(Summary(records))[3]
-
-
-def test_how_many_seeds_there_are_is_said() -> None:
-    one, two, three = (Summary(made_up.records(seeds=seeds)) for seeds in ((0,), (0, 1), THREE))
-    alone, few = "The results are of one seed: the intervals", "Two seeds hardly measure the variance"
-    for summary, said, unsaid in ((one, alone, few), (two, few, alone)):
-        assert any(sentence.startswith(said) for sentence in sentences.not_concluded(summary))
-        assert not any(sentence.startswith(unsaid) for sentence in sentences.not_concluded(summary))
-    assert sentences.of_few_seeds(three) == []
-    assert sentences.preface(two)[1].startswith("This comparison has 2 seeds, so there are no verdicts")
-    assert len(sentences.preface(three)) == 1
-    stopped = Summary(record for record in made_up.records(seeds=(0, 1)) if record.get("seed") != 1)
-    assert sentences.preface(stopped)[1].startswith("This comparison has results of 1 of 2 seeds, so there are no")
-    assert any("over windows of text and over seeds" in sentence for sentence in sentences.how_to_read(two))

@@ -1,6 +1,5 @@
 """The tasks beside text: that they ask what they say, and that the lab treats them as it treats text."""
 
-import signal
 import sys
 from collections import Counter
 from itertools import chain
@@ -18,13 +17,12 @@ from posenc.schemes.relative_2d import Relative2D
 from posenc_lab.compare.compare import build_model, check, compare, resolved
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.tasks import TASKS, complete, configured, task_of
-from posenc_lab.compare.tasks.classify import GROUP, QUESTIONS, WORDS, A, B, answers, groups
+from posenc_lab.compare.tasks.classify import GROUP, WORDS, A, B, answers, groups
 from posenc_lab.compare.tasks.digits import fitted, pixels, resized
 from posenc_lab.compare.train import batch, optimizer_for, step_of
 from posenc_lab.kit.configuration import fingerprint
 from posenc_lab.kit.records import key
 from tests.compare.small import write_text
-from tests.compare.test_compare import Interrupting, untimed
 from tests.rounding import of_sums
 from tests.rows import with_more
 
@@ -189,21 +187,6 @@ def test_a_scheme_blind_to_direction_answers_both_readings_alike(scheme: str) ->
     assert order.double().mean(1).tolist() == [0.5] * 20
 
 
-@pytest.mark.parametrize("scheme", ["rope", "shaw", "transformer_xl", "sinusoidal", "segment", "relative_1d"])
-def test_a_scheme_that_knows_direction_tells_them_apart(scheme: str) -> None:
-    rows = torch.from_numpy(groups(np.random.default_rng(2), 20, 8, 8).astype(np.int64))
-    found = scores(scheme, rows)
-    assert (found[:, 0] - found[:, 1]).abs().max() > 1e-4
-
-
-def test_learned_has_no_positions_past_the_training_length(tmp_path: Path) -> None:
-    records = {key(r)[:4]: r for r in compare(tiny("classify", "learned"), tmp_path)}
-    assert len(records["order", "learned", 0, 8]["accuracy"]) == 8
-    assert records["order", "learned", 0, 8]["examples"] == GROUP
-    assert records["distance", "learned", 0, 16]["undefined"] == "Learned encodes positions 0 to 7, got 15"
-    assert {kind for kind, *_ in records} == {"training", "speed", *QUESTIONS}
-
-
 # -- digits -----------------------------------------------------------------------------------------------------------
 
 
@@ -256,18 +239,6 @@ def test_digits_are_the_images_they_say() -> None:
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("task", "at"), [("digits", 4), ("classify", 2)])
-def test_interrupted_and_resumed_is_the_same_as_never_stopped(task: str, at: int, tmp_path: Path) -> None:
-    config = tiny(task, "nope", "relative_2d" if task == "digits" else "learned")
-    whole = compare(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        compare(config, tmp_path / "out", Interrupting(at, signal.SIGINT))
-    records = compare(config, tmp_path / "out")
-    assert untimed(records) == untimed(whole)
-    with pytest.raises(ValueError, match="holds another comparison, with task"):
-        compare(tiny("digits" if task == "classify" else "classify"), tmp_path / "out")
 
 
 def test_the_extra_that_digits_need_is_named(

@@ -47,14 +47,6 @@ def test_what_a_scheme_learns_is_a_group_of_its_own(tmp_path: Path) -> None:
     assert rates(build_model(config, "nope", 0), config)["head.weight"] == (0.5, 0.25)
 
 
-def test_gates_learn_as_the_scheme_does(tmp_path: Path) -> None:
-    config = small_config(tmp_path, weight_decay=0.25)
-    found = rates(build_model(config, "fox", 0), config, Rate(0.125, 8.0))
-    gates = {name: value for name, value in found.items() if "features" in name}
-    assert set(gates.values()) == {(1.0, 0.0)}  # a decay of matrices would be multiplied with the rate
-    assert len(gates) == 2  # a matrix and a bias
-
-
 @pytest.mark.parametrize("names", ["t5", "rope+t5", "t5~nope"])
 def test_an_entry_says_how_fast_its_scheme_learns(tmp_path: Path, names: str) -> None:
     entry = next(entry for entry in catalog() if entry.name == "t5")
@@ -115,13 +107,6 @@ def test_tuning_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         compare(config, tmp_path / "out", Interrupting(8))
     assert untimed(compare(config, tmp_path / "out")) == untimed(whole)
-
-
-def test_tuning_alone_trains_nothing_else(tmp_path: Path) -> None:
-    config = small_config(write_text(tmp_path / "text"), schemes=("nope",), seeds=(), **TUNED)
-    assert {record["kind"] for record in compare(config, tmp_path / "out")} == {"trial"}
-    with pytest.raises(ConfigError, match="seeds must be one or more different values, got \\[\\]"):
-        small_config(tmp_path, seeds=())
 
 
 def test_rates_that_are_given_are_trained_at_and_not_tuned(tmp_path: Path) -> None:

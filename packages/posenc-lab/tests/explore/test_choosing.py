@@ -13,7 +13,6 @@ from posenc_lab.explore.catalog import evidence
 from tests.explore.node import Node
 
 NOTHING = {"longer": False, "cheap": False, "free": False, "direction": False}
-LAWS = {"longer": "length_free", "free": "parameter_free", "direction": "directed"}
 RECORDS = {record.name: record for record in evidence()}
 COSTS = {name for name, record in RECORDS.items() if record.question == "cost"}
 
@@ -47,32 +46,6 @@ def test_every_scheme_is_kept_or_left_out_with_a_source(model: str, tokens: str,
         assert (fact["passes"], fact["words"] != "") == (False, True)
         assert fact["source"] in {f"posenc schemes {name}", f"posenc laws --schemes {name}", *COSTS}, fact
     assert all(fact["passes"] for answer in kept(found).values() for fact in answer["facts"])
-
-
-@pytest.mark.parametrize("need", LAWS)
-def test_a_need_is_a_law_that_was_measured(need: str, choose: Any, plain: dict[str, Any]) -> None:
-    entries = {entry["name"]: entry["measured"][LAWS[need]] for entry in plain["catalog"]}
-    before, after = kept(choose()), kept(choose(**{need: True}))
-    assert {*after} == {name for name in before if entries[name]["holds"] is True}
-    assert 0 < len(after) < len(before)
-    assert any(entries["rope"]["words"] in fact["words"] for fact in after["rope"]["facts"])
-
-
-def test_few_seeds_and_few_pieces_give_no_verdict(choose: Any) -> None:
-    """Their figures stand as they are, and say of what there are too few."""
-    few = {name: record for name, record in RECORDS.items() if record.too_few}
-    assert {*few} >= {"classify", "stretch"}
-    assert {name for name, record in RECORDS.items() if "one seed" in record.measured} <= {*few}
-    lines = [
-        line
-        for asked in (choose(longer=True), choose("encoder", direction=True))
-        for answer in kept(asked).values()
-        for line in answer["lines"]
-        if line["record"] in few
-    ]
-    assert {line["verdict"] for line in lines} == {""}
-    assert all(line["words"].endswith(f" ({few[line['record']].too_few}, too few for a verdict)") for line in lines)
-    assert {line["record"] for line in lines} == {n for n, r in few.items() if r.question in ("length", "order")}
 
 
 @pytest.mark.parametrize(

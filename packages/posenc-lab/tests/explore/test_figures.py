@@ -90,35 +90,6 @@ def agrees(found: Any) -> None:
     torch.testing.assert_close(computed[finite], shown[finite], rtol=0, atol=1e-5 * max(most, 1e-30))
 
 
-@pytest.mark.parametrize(
-    ("figure", "state"),
-    [
-        *[(name, {}) for name in ("bias-by-distance", "relative-2d", "rope-decay")],
-        *[("scheme", {"scheme": name}) for name in ("alibi", "rope", "axial_rope")],
-        ("scheme", {"scheme": "rope", "causal": True, "tokens": 12}),
-    ],
-)
-def test_the_switch_shows_the_weights_of_the_scores(figure: str, state: dict[str, Any], figures: Node) -> None:
-    scores, weights = (figures("figure", name=figure, state={**state, "weighed": on}) for on in (False, True))
-    assert "weighed" in weights["controls"]
-    assert "softmax" in weights["line"]
-    assert not torch.equal(scores["compared"], weights["compared"])
-    agrees(weights)
-
-
-WAVES = {"pair-layouts": 2, "rope-decay": 1, "similarity": 1}
-
-
-@pytest.mark.parametrize("figure", WAVES)
-def test_a_curve_goes_through_its_dots(figure: str, figures: Node) -> None:
-    """A curve has a formula of its own, for any position. Its dots, at whole ones, are compared with posenc."""
-    for state in ("defaults", "another"):
-        found = figures("waves", name=figure, state=state)
-        # A table, which the other state of "similarity" is, has nothing between.
-        assert len(found) == (0 if (figure, state) == ("similarity", "another") else WAVES[figure])
-        assert max(found, default=0) < 1e-9
-
-
 @pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
 def test_any_scheme_has_a_picture(entry: Entry, figures: Node) -> None:
     found = figures("figure", name="scheme", state={"scheme": entry.name})
@@ -131,11 +102,3 @@ def test_any_scheme_has_a_picture(entry: Entry, figures: Node) -> None:
             agrees(one)
         else:
             assert one["line"] == f"# posenc plot overview --schemes {entry.name}"
-
-
-def test_a_head_that_another_scheme_lacks_is_not_kept(figures: Node) -> None:
-    found = figures("figure", name="seen", state={"head": 4}, change=["scheme", "1"])
-    assert found["values"]["head"] == 1
-    assert found["controls"] == ["scheme", "weighed"]
-    with pytest.raises(AssertionError, match=r"seen\.head must be from 1 to 1, got 4"):
-        figures("figure", name="seen", state={"scheme": "1", "head": 4})

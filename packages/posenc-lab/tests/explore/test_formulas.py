@@ -5,11 +5,8 @@ from typing import Any
 
 import pytest
 
-from posenc.schemes.catalog import CATALOG
-from posenc_lab.explore.catalog import formula, options
 from posenc_lab.explore.mathml import mathml
 from posenc_lab.explore.page import formulas
-from tests.explore.browser import executable, watched
 from tests.explore.node import Node
 
 # --- from LaTeX -----------------------------------------------------------------------------------------------------
@@ -80,43 +77,4 @@ def test_a_control_finds_its_symbol_and_a_symbol_its_control(figure: str, figure
     assert there - symbols - DRAWN == WITHOUT.get(figure, set())
 
 
-# Options that only say which channels are which, how many heads there are, or how a scheme begins.
-UNNAMED = {"head", "layout", "num_heads", "seed"}
-OPTIONS = {
-    "lie_re": {"extent"},
-    "mixed_rope": {"base"},
-    "mrope": {"form"},
-    "string": {"base", "form"},
-    "swin": {"class_token"},
-    "transformer_xl": {"share_biases"},
-}
-
-
-def test_options_of_schemes_find_their_symbols(figures: Node) -> None:
-    for entry in CATALOG:
-        there = controls(figures, "scheme", {"scheme": entry.name})
-        missing = there - marked(formula(entry)) - DRAWN - UNNAMED
-        assert missing == OPTIONS.get(entry.name, set()), entry.name
-        names = {option.name for option in options(entry)}
-        assert set(entry.symbols) <= names, f"{entry.name}: symbols of options that there are not"
-        assert set(entry.symbols) <= marked(formula(entry)), f"{entry.name}: a symbol that its formula does not have"
-
-
 # --- in the browser -------------------------------------------------------------------------------------------------
-
-BROWSER = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
-EACH = """(one, made) => made
-    .filter(([, formula]) => ((one.innerHTML = formula), one.scrollWidth > one.clientWidth)).map(([name]) => name)"""
-
-
-@BROWSER
-@pytest.mark.more
-@pytest.mark.parametrize("width", [390])
-def test_formulas_of_schemes_are_whole(width: int, browser: Any, address: str) -> None:
-    """The formula of each, put where the figure has its own: measured without drawing all of them."""
-    with watched(browser, width=width) as page:
-        page.open(f"{address}#view=scores")
-        page.until_drawn("scheme")
-        made = [[entry.name, formula(entry)] for entry in CATALOG] + [["too long", mathml("x_1 + " * 60 + "x")]]
-        cut = page.page.locator('[data-figure="scheme"] .formula').evaluate(EACH, made)
-        assert cut == ["too long"]

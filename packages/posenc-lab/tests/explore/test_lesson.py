@@ -1,7 +1,6 @@
 """The lesson: its text and its modules agree, every answer can be given, and each step can be read, used and passed."""
 
 import re
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,6 @@ def test_a_question_is_answered_by_doing(name: str, figures: Node) -> None:
     found = figures("question", name=name)
     assert found["examples"] == {key: key for key in keys}
     assert found["opening"] in set(keys) - {"right"}
-
-
-ORDERS = [" ".join(order) for order in permutations(["dog", "bites", "man"])]
 
 
 @pytest.mark.parametrize("code", ["counting", "one-hot", "binary", "waves"])
@@ -103,28 +99,6 @@ def test_a_step_is_accessible_and_fits(name: str, page: Watched, address: str) -
     assert whole - 1 <= shown <= 0.45 * TELEPHONE["height"] + 1
     page.page.locator(".check-answer").evaluate("one => one.scrollIntoView({ block: 'end' })")
     assert picture.bounding_box()["y"] >= 0, "the picture is out of sight when the question is answered"
-
-
-@needs_browser
-@pytest.mark.parametrize("name", NAMES[5:6])
-def test_the_question_its_verdict_and_the_way_on_are_in_sight(name: str, page: Watched, address: str) -> None:
-    """Without scrolling by hand: the row of links to other steps stays at the bottom and covers neither."""
-
-    def box(what: str) -> Any:
-        return page.page.locator(what).evaluate("one => one.getBoundingClientRect().toJSON()")
-
-    for size in (DESKTOP, TELEPHONE):
-        page.page.set_viewport_size(size)
-        opened(page, address, name)
-        page.page.evaluate("scrollTo(0, 0)")
-        assert box(".going-on")["bottom"] == size["height"]
-        if size == DESKTOP:
-            assert box(".check-answer")["bottom"] <= box(".going-on")["top"]
-            assert box(".controls")["bottom"] <= box(".going-on")["top"]
-        page.page.click(".check-answer")
-        page.page.wait_for_function("() => document.querySelector('.judged').textContent !== ''")
-        assert box(".picture")["bottom"] <= box(".judged")["top"] or size == DESKTOP
-        assert 0 <= box(".judged")["top"] <= box(".judged")["bottom"] <= box(".going-on")["top"]
 
 
 @needs_browser

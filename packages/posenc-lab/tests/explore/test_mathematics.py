@@ -1,10 +1,8 @@
 """The schemes that the page computes in JavaScript have the numbers of posenc's reference."""
 
 import inspect
-import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, is_dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +18,7 @@ from posenc.scheme import Composition
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Law
 from posenc_lab.explore.numbers import JAVASCRIPT
-from tests.explore.node import STATIC, Node
-from tests.rows import every_second
+from tests.explore.node import Node
 
 KINDS = {"PositionInterpolation": "linear", "NTKAware": "ntk", "DynamicNTK": "dynamic"}
 KINDS |= {"YaRN": "yarn", "Llama3": "llama3", "LongRoPE": "longrope", "Proportional": "proportional"}
@@ -29,34 +26,24 @@ KINDS |= {"YaRN": "yarn", "Llama3": "llama3", "LongRoPE": "longrope", "Proportio
 ROWS = """
 NoPE()                                                                        |  4 4 8
 Learned(32, 7)                                                                |  1 1 8
-Sinusoidal(12)                                                                |  1 1 8
 Sinusoidal(12, base=313.0, layout="concatenated")                             |  1 1 8
 Sinusoidal(12, base=313.0, layout="tensor2tensor")                            |  1 1 8
-Sinusoidal(12, axes=2)                                                        |  1 1 8
 Sinusoidal(12, axes=3)                                                        |  1 1 8
 AxialRoPE(8)                                                                  |  4 2 8
-AxialRoPE(8, "llama4")                                                        |  4 4 8
-AxialRoPE(8, "pe")                                                            |  4 4 8
 AxialRoPE(8, "gemma4")                                                        |  4 4 8
 AxialRoPE(8, "eva", extent=(4, 2))                                            |  4 4 8
-MRoPE(16, (2, 3, 3))                                                          |  4 4 16
 MRoPE(16, (2, 3, 3), "interleaved", 313.0)                                    |  4 4 16
 MRoPE(16, (4, 2, 2), "ernie")                                                 |  4 4 16
 MRoPE(16, (2, 3, 3), "videorope")                                             |  4 4 16
 RoPE(8)                                                                       | 12 3 8
-RoPE(8, 313.0, "interleaved")                                                 |  5 5 8
 RoPE(10, rotary_dim=6, first_channel=3)                                       |  4 4 10
 RoPE(8, axes=3, allocation=(2, 0, 1, 1))                                      |  4 4 8
 RoPE(8, 100.0, "interleaved", axes=2)                                         |  4 4 8
 RoPE(8, scaling=PositionInterpolation(4.0))                                   |  4 4 8
-RoPE(8, scaling=scalings.NTKAware(3.0))                                       |  4 4 8
 RoPE(8, scaling=scalings.NTKAware(3.0, 16))                                   |  4 4 8
 RoPE(8, scaling=scalings.DynamicNTK(2.0, 8))                                  |  4 4 8
-RoPE(8, scaling=scalings.YaRN(4.0, 16))                                       |  4 4 8
-RoPE(8, scaling=scalings.YaRN(1.0, 3, dynamic=True))                          |  4 4 8
 RoPE(8, scaling=scalings.YaRN(8.0, 4096, ramp="ratio", beta_fast=16.0, attention_factor=1.3)) | 4 4 8
 RoPE(8, scaling=scalings.YaRN(8.0, 4096, truncate=False, mscale=0.7, mscale_all_dim=0.4))     | 4 4 8
-RoPE(8, scaling=scalings.Llama3())                                            |  4 4 8
 RoPE(8, scaling=scalings.Llama3(16.0, 64, 1.0, 1.0))                          |  4 4 8
 RoPE(8, scaling=scalings.LongRoPE([1.0, 1.1, 1.2, 1.3], [1.0, 2.0, 3.0, 4.0], 8, factor=4.0)) | 4 4 8
 RoPE(8, scaling=scalings.Proportional(0.7, 2.0))                              |  4 4 8
@@ -64,7 +51,6 @@ RoPE3D(10, (2, 2, 6), 256.0)                                                  | 
 RoPE3D(14, base=313.0, form="vjepa2")                                         |  4 4 14
 ALiBi(12)                                                                     | 12 3 8
 ALiBi(5, "bidirectional")                                                     |  5 5 8
-ALiBi(10, "directed")                                                         | 10 5 8
 CoPE(7, 3)                                                                    |  5 5 7
 CoPE(8, 20, scaled=False)                                                     |  4 2 8
 DistanceAware(12)                                                             | 12 4 8
@@ -72,7 +58,6 @@ FoX(5)                                                                        | 
 Relative2D((4, 4), 8)                                                         |  4 4 8
 Relative2D((4, 5), 8, 4, convention="sam")                                    |  4 4 8
 Shaw(8, 3)                                                                    |  4 2 8
-Shaw(8, 2, num_heads=4)                                                       |  4 4 8
 T5(4)                                                                         |  4 4 8
 T5(5, 8, 9, bidirectional=False)                                              |  5 5 8
 """.strip().splitlines()  # how a scheme is built, and of how many heads queries and keys are, and how wide
@@ -207,7 +192,7 @@ def test_javascript_has_the_schemes_that_python_does_not_compute_numbers_of(java
     assert set(javascript("names")) == JAVASCRIPT == of_rope | {Case(row).entry.name for row in ROWS}
 
 
-@pytest.mark.parametrize("row", every_second(ROWS), ids=lambda row: row.partition("|")[0].strip())
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.partition("|")[0].strip())
 def test_it_gives_the_numbers_of_the_reference(javascript: Node, row: str) -> None:
     assert compare(javascript, Case(row)) > 0
 
@@ -236,27 +221,6 @@ def test_scores_become_weights(javascript: Node, causal: bool) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=0, equal_nan=True)
 
 
-SLOPES = "const power = 2 ** Math.floor(Math.log2(heads));"
-MUTANTS = [
-    ("RoPE(8)", "phases.js", "a * cos[k] - b * sin[k]", "a * cos[k] + b * sin[k]"),
-    ("ALiBi(12)", "score/alibi.js", SLOPES, "const power = heads;"),
-    ("AxialRoPE(8)", "rotate/axes.js", 'layout: "interleaved", axes: [1, 0]', 'layout: "interleaved", axes: [0, 1]'),
-    ("T5(5, 8, 9, bidirectional=False)", "score/t5.js", "away >= edge", "away > edge"),
-    ("FoX(5)", "clocks.js", "positions.document[j] === at.document[i] &&", ""),
-]
-
-
-@pytest.mark.parametrize(("row", "file", "right", "wrong"), MUTANTS)
-def test_a_wrong_formula_is_seen(executable: str, tmp_path: Path, row: str, file: str, right: str, wrong: str) -> None:
-    static = tmp_path / "static"
-    shutil.copytree(STATIC, static)
-    text = (static / "math" / file).read_text()
-    assert right in text
-    (static / "math" / file).write_text(text.replace(right, wrong))
-    with Node(executable, static) as broken, pytest.raises(AssertionError, match="Tensor-likes are not close"):
-        compare(broken, Case(CASES[row]))
-
-
 FOUR, LINE = {"num_heads": 4, "form": "causal"}, {"coords": [0, 1, 2, 3, 4]}
 NTK = {"kind": "ntk", "factor": 0.5}
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
@@ -271,7 +235,12 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("RoPE(8)", {"scaling": NTK}, {}, "factor must be"),
     ("FoX(5)", {"num_heads": 4}, {}, "FoX needs the feature 'forgotten' of every key"),
     ("FoX(5)", {}, {"features": {"forgotten": torch.zeros(4, 3, 1)}}, r"must be \(5, 5, 1\), got \(4, 3, 1\)"),
-    ("T5(4)", {}, {"positions": {"coords": [0.5, 1, 2, 3, 4]}}, "T5 looks distances up in a table and needs whole"),
+    (
+        "T5(4)",
+        {},
+        {"positions": {"coords": [0.5, 1, 2, 3, 4]}},
+        "T5 looks distances up in a table and needs whole",
+    ),
     ("Relative2D((4, 4), 8)", {}, {"positions": LINE}, "Relative2D takes 2 coordinates per token"),
 ]
 

@@ -131,24 +131,3 @@ def test_a_figure_by_numbers_is_posencs(figure: str, state: dict[str, Any], figu
     found = figures("figure", name=figure, state=state)
     agrees(found)
     copied(found["use"])
-
-
-def test_a_saved_page_takes_the_nearest_setting_and_says_so(figures: Node) -> None:
-    state = {"scheme": "xpos", "options": "base:130"}
-    found = figures("figure", name="scheme", state=state)
-    assert (
-        "It is drawn with base 100 in place of 130. This saved page has a few settings of this scheme" in found["says"]
-    )
-    assert "base=100" in found["use"]
-    moved = figures("figure", name="scheme", state=state, change=["options.layout", "half"])
-    assert moved["values"]["options"] == "layout:half"
-    agrees(figures("figure", name="sentence", state=state))
-
-
-def test_own_schemes_that_posenc_refuses_to_compose_are_refused(known: dict[str, Any]) -> None:
-    assert "rotate the same channels" in known["refused"][f"{TURNING}+rope"]
-    assert f"{TURNING}+alibi" not in known["refused"]
-    assert not {"rope+alibi", "alibi+rope", "sinusoidal+rope", "axial_rope+swin", "rope_3d+t5"} & {*known["refused"]}
-    with pytest.raises(ValueError, match="rotate the same channels") as error:
-        posenc.RoPE(16) + posenc.PoPE(16)
-    assert known["refused"]["rope+pope"] == str(error.value)

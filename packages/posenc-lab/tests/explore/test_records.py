@@ -15,7 +15,6 @@ from posenc_lab.extend.summary import Summary as Extended
 from posenc_lab.kit.records import read
 from posenc_lab.kit.statistics import wilson
 from tests.compare import made_up
-from tests.explore.node import Node
 
 
 def written(folder: Path, records: list[dict[str, Any]]) -> Path:
@@ -64,22 +63,6 @@ def test_curves_are_those_of_the_report(tmp_path: Path) -> None:
     assert sliding["curves"]["learned"][-1][3] == "undefined"
 
 
-def test_the_truncated_baseline_is_one_number_beside_the_final_tokens(tmp_path: Path) -> None:
-    records = made_up.diverge(made_up.records(seeds=(0, 1)), "rope")
-    records = [r for r in records if (r["kind"], r["scheme"]) != ("truncated", "alibi")]
-    found, report = summary(written(tmp_path / "run", records)), Compared(records)
-    sliding, _, final = found["measures"]
-    assert sliding["baselines"] == {}
-    assert list(final["baselines"]) == list(made_up.SCHEMES)
-    for scheme in ("nope", "learned", "rope"):
-        value = report.bits("truncated", scheme, made_up.TRAIN_LENGTH)
-        assert value
-        assert final["baselines"][scheme] == [value.mean, value.low, value.high, ""]
-    assert final["baselines"]["alibi"] == [None, None, None, "missing"]
-    none = summary(written(tmp_path / "none", [r for r in records if r["kind"] != "truncated"]))
-    assert [measure["baselines"] for measure in none["measures"]] == [{}] * 3
-
-
 def test_an_extension_has_the_cropped_text_beside_it(tmp_path: Path) -> None:
     found, report = summary(written(tmp_path / "run", extension())), Extended(extension())
     final, passkey = found["measures"]
@@ -112,18 +95,6 @@ def test_what_ships_has_the_form_of_a_summary_and_is_small(tmp_path: Path) -> No
             assert all(len(curve) == len(measure["lengths"]) for curve in measure["curves"].values())
             assert all(point[3] or point[1] <= point[0] <= point[2] for point in points)
     assert files(data).joinpath("records.json").stat().st_size < 300_000  # type: ignore[attr-defined]
-
-
-def test_seeds_steps_and_text_are_said_and_what_they_decide(javascript: Node, tmp_path: Path) -> None:
-    def said(seeds: tuple[int, ...]) -> str:
-        found = summary(written(tmp_path / "run", made_up.records(seeds=seeds)))
-        return str(javascript("source", set=found))
-
-    text = "poems: 1,234,567 bytes in 3 files, 123,456 held out (whole files)"
-    assert said((0,)) == f"Your records: 1 seed, 400 steps, {text}. Undecided: a verdict needs 3 seeds."
-    assert said((0, 1, 2)).endswith("The report that posenc compare wrote beside the records has the verdicts.")
-    few = {**data.records()[0], "seeds": {"rope": 2, "nope": 10}, "schemes": ["rope", "nope"]}
-    assert javascript("source", set=few).startswith("Measured for this page: 2 to 10 seeds, ")
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

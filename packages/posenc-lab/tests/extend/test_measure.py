@@ -90,27 +90,6 @@ def test_a_passkey_is_told_at_its_depth_and_is_the_answer() -> None:
         assert sum(text[n : n + 6] == key for n in range(len(text))) >= 2  # told, and asked
 
 
-def test_an_item_is_asked_by_the_number_of_its_line() -> None:
-    said: list[str] = []
-
-    class Writing(Letters):
-        def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
-            said.append(text)
-            return super().__call__(text)
-
-    for depth in (0, 50, 100):
-        said.clear()
-        made = measure.item(Writing(), 400, depth, NONE, np.random.default_rng(2))
-        texts = [text[1:] for text in said if text[:1] == "\n" and len(text) > 1]  # inside a longer one
-        lines = [text for text in texts if text[:1].isdigit()]
-        question, answer = texts[-2], texts[-1]
-        number = int(question.strip().splitlines()[-1].rstrip("."))
-        assert lines[number - 1] == f"{number}.{answer}\n"
-        shown = len(lines) - 1  # the last line that was made had no room
-        assert number == min(shown * depth // 100, shown - 1) + 1
-        assert len(made.tokens) <= 401
-
-
 def test_an_answer_is_found_if_every_token_is_the_likeliest() -> None:
     class Knows(torch.nn.Module):
         def __init__(self, wrong: int | None) -> None:

@@ -74,16 +74,6 @@ def test_the_card_beside_a_checkpoint_is_named(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "text", ["# no block\n", "---\n- a list\n---\n", "---\nlicense: [\n---\n", "---\nlanguage: en\n---\n", "---\n", ""]
-)
-def test_a_card_that_says_nothing_is_not_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "README.md").write_text(text)
-    (tmp_path / "LICENSE.txt").write_text("\n")
-    said = "No file beside mine says what it was trained on, or under which licence it is."
-    assert card_of(source(tmp_path)) == said
-
-
 def test_a_gguf_file_says_its_licence(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")

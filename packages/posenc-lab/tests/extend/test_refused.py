@@ -111,12 +111,13 @@ def test_the_trained_length_is_read_or_asked_for(settings: Extension, tmp_path: 
 
 
 def test_a_model_that_computes_its_own_attention_is_refused(settings: Extension, tmp_path: Path) -> None:
-    from transformers import GPTJConfig, GPTJForCausalLM
+    from transformers import FalconConfig, FalconForCausalLM
 
     folder = checkpoint(tmp_path / "model")
     (folder / "model.safetensors").unlink()
-    GPTJForCausalLM(GPTJConfig(vocab_size=256, n_embd=32, n_layer=1, n_head=4, rotary_dim=4)).save_pretrained(folder)
+    config = FalconConfig(vocab_size=256, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, bos_token_id=0)
+    FalconForCausalLM(config).save_pretrained(folder)
     with pytest.raises(
-        ValueError, match=r"attention posenc needs .*, and gptj of .* computes its own: give --attention"
+        ValueError, match=r"attention posenc needs .*, and falcon of .* computes its own: give --attention"
     ):
         run.extend(replace(settings, model=str(folder)), tmp_path / "out")

@@ -1,7 +1,6 @@
 """What the report of an extension shows is what was recorded."""
 
 import math
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from posenc_lab.extend.settings import Extension
 from posenc_lab.extend.summary import STRETCHES, Summary
 from posenc_lab.extend.verdicts import Paired
 from posenc_lab.kit.report import Cell
-from posenc_lab.kit.statistics import Interval
 
 EDGES = [0, 16, 32, 64, 96, 128, 160, 192, 224, 256]
 
@@ -38,21 +36,6 @@ def test_buckets_become_stretches_each_weighing_as_many_tokens_as_it_is_wide() -
     assert (points[0][1].low, points[0][1].high) == pytest.approx((1.5 - 12.7062, 1.5 + 12.7062), abs=1e-4)
     uneven = record("by_position", "none", 0, edges=[0, 8, 32, 256], bits=[4.0, 8.0, 1.0])
     assert Summary([uneven, record("final", "none", 0, bits=1.0, tokens=8)]).by_position("none")[0][1].mean == 7.0
-
-
-def test_an_interval_is_students_t() -> None:
-    """Quantiles of the printed tables; a bootstrap of four values would say 0.75 of what must be said."""
-    table = {2: 12.7062, 3: 4.3027, 4: 3.1824, 5: 2.7764, 8: 2.3646, 9: 2.3060, 31: 2.0423}
-    for count, quantile in table.items():
-        values = [float(n % 3) for n in range(count)]
-        records = [record("final", "none", n, bits=value, tokens=8) for n, value in enumerate(values)]
-        found = Summary(records).bits("none", 256)
-        assert found is not None
-        error = statistics.stdev(values) / math.sqrt(count)
-        assert found.mean == pytest.approx(statistics.mean(values))
-        assert (found.high - found.mean, found.mean - found.low) == pytest.approx((quantile * error,) * 2, abs=1e-4)
-    one = Summary([record("final", "none", 0, bits=1.0, tokens=8)]).bits("none", 256)
-    assert one == Interval(1.0, -math.inf, math.inf)
 
 
 def final(scheme: str, length: int, bits: float | None, seed: int = 0) -> dict[str, Any]:

@@ -7,13 +7,11 @@ import pytest
 
 from posenc_lab.extend.verdicts import (
     LEAST_PIECES,
-    MARGIN,
     TOO_FEW,
     Gain,
     Paired,
     gain_of,
     interval_of,
-    pieces_needed,
 )
 
 
@@ -63,17 +61,6 @@ def test_what_is_not_finite_or_alone_is_said_to_be() -> None:
     undefined = interval_of([1.0, None])
     assert undefined is not None
     assert math.isnan(undefined.mean)
-
-
-def test_the_pieces_that_are_needed_are_the_fewest_of_so_narrow_an_interval() -> None:
-    # t with 26 and 25 degrees of freedom is 2.0555 and 2.0595: .0198 and .0202.
-    assert pieces_needed(0.05) == 27
-    for deviation in (0.0, 0.001, 0.0154, 0.03, 0.09):
-        fewest = next(n for n in range(2, 200) if quantile(n - 1) * deviation / math.sqrt(n) <= MARGIN)
-        assert fewest <= pieces_needed(deviation) < max(fewest * 1.1, fewest + 1)
-    # Two digits, rounded up: (1.96 x .2 / .02)^2 is 384.2 by the normal distribution.
-    assert pieces_needed(0.2) == 390
-    assert pieces_needed(5.0) == 250_000
 
 
 def test_puzzles_are_paired_by_the_exact_test_of_mcnemar() -> None:

@@ -1,14 +1,9 @@
 """A report of every kind of part, as a page and as Markdown, and the command that repeats it."""
 
 import base64
-from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from posenc_lab.kit import page
-from posenc_lab.kit.command import command_of
-from posenc_lab.kit.configuration import Configuration, option
 from posenc_lab.kit.page import joined, strong
 from posenc_lab.kit.report import (
     Cell,
@@ -82,28 +77,3 @@ def test_a_table_in_markdown() -> None:
         "## Sizes\n\nIn words.\n\n| name | no. | length |\n| --- | --- | --- |\n| a/b | 1 | **12** |\n"
         f"| {HOSTILE} | 2 | – |\n"
     )
-
-
-@dataclass(frozen=True)
-class Choices(Configuration):
-    """Every kind of field."""
-
-    names: tuple[str, ...] = option((), "names")
-    text: tuple[str, ...] = option((), "files", commas=False)
-    rates: tuple[float, ...] = option((1.0,), "rates", above=0)
-    timed: bool = option(True, "whether")
-    left: int | None = option(None, "a number")
-    hidden: int = option(1)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"names": ["a", "b"], "text": ["a,b.txt", "c d"]}, "posenc x --names a,b --text a,b.txt 'c d'"),
-        ({"rates": [], "names": []}, "posenc x --rates none"),
-        ({"timed": False, "left": None, "hidden": 3, "unknown": 4}, "posenc x --no-timed"),
-        ({"timed": True, "left": 7}, "posenc x --timed --left 7"),
-    ],
-)
-def test_the_command_that_gives_a_configuration(values: dict[str, object], said: str) -> None:
-    assert command_of(("posenc", "x"), values, Choices) == said

@@ -1,13 +1,11 @@
 """The palette is measured, not claimed: contrast, and distance as colour-blind eyes see it."""
 
-from itertools import combinations, pairwise
+from itertools import combinations
 
-import matplotlib
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from posenc_lab.explore.data import records
 from posenc_lab.kit import style
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as seen without one kind of cone.
@@ -50,36 +48,3 @@ def test_every_colour_stands_out_from_the_paper_and_the_ink_more(dark: bool) -> 
 def test_every_two_colours_stay_apart(dark: bool, eyes: str) -> None:
     seen = [lab(SEEN[eyes] @ linear(color)) for color in style.theme(dark).palette]
     assert min(float(np.linalg.norm(a - b)) for a, b in combinations(seen, 2)) > 20
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_schemes_that_are_measured_together_are_told_apart(dark: bool) -> None:
-    """By their colours and dashes, in every record that ships with the explorer."""
-    for record in records():
-        looks = {(look.color, look.dashes) for look in (style.look(name, dark) for name in record["schemes"])}
-        assert len(looks) == len(record["schemes"]), record["name"]
-    color = {name: style.look(name, dark).color for name in ("rope", "alibi", "t5", "fire", "fox")}
-    assert len(set(color.values())) == len(color)
-
-
-def test_a_look_follows_from_the_name_alone() -> None:
-    # Written down, because a look that changes between versions makes old and new reports hard to compare.
-    assert style.look("rope") == style.Look("#0a2bb8", "^", style.SOLID)
-    assert style.look("a-scheme-of-my-own") == style.look("a-scheme-of-my-own")
-    assert style.look("a-scheme-of-my-own") not in [style.look(s) for s in ("nope", "rope", "alibi")]
-    assert style.look("rope", dark=True).marker == style.look("rope").marker
-
-
-def test_settings_come_back() -> None:
-    before = dict(matplotlib.rcParams)
-    with style.context(dark=True):
-        assert matplotlib.rcParams["axes.facecolor"] == style.theme(True).background
-    assert dict(matplotlib.rcParams) == before
-
-
-@pytest.mark.parametrize("wanted", [[0.0] * 8, [1.0] * 8, [0.01, 0.02, 0.5, 0.5, 0.5, 0.99], [0.3]])
-def test_names_stand_apart_and_within(wanted: list[float]) -> None:
-    heights = style.apart(wanted, 0.1)
-    assert all(b - a >= 0.1 - 1e-9 for a, b in pairwise(heights))
-    assert heights[0] >= 0.05 - 1e-9
-    assert heights[-1] <= 0.95 + 1e-9

@@ -1,7 +1,6 @@
 """The figures of schemes show the schemes' own numbers, say their units, and leave nothing behind."""
 
 import argparse
-import math
 import re
 import sys
 from pathlib import Path
@@ -16,14 +15,12 @@ from matplotlib.figure import Figure
 
 import posenc
 from posenc.encoding.pieces import Fading, Row
-from posenc.positions.positions import PositionError, Positions
 from posenc.rotation.phases import OfHeads
 from posenc.schemes.catalog import Shape, catalog
 from posenc_lab.kit import style
-from posenc_lab.plot import command, minilm, overview, pairs, panels, relative, rotations, sentences, vectors
+from posenc_lab.plot import command, overview, pairs, panels, relative, rotations, sentences, vectors
 from tests.rows import first_of
 
-ROOT = Path(__file__).parents[4]
 # A tolerance of 1e-12 below is 4,500 * 2^-52: figures show numbers of order 1 in float64, from sums of fewer terms.
 
 
@@ -184,49 +181,7 @@ def test_bands_are_the_distances_that_pairs_are_turned_by() -> None:
 # -- colours ----------------------------------------------------------------------------------------------------------
 
 
-def contrast(one: float, other: float) -> float:
-    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
-
-
 # -- vectors ----------------------------------------------------------------------------------------------------------
-
-
-def test_lines_are_columns_of_the_table_and_say_how_fast_they_turn() -> None:
-    figure = vectors.lines(dim=16, dimensions=(0, 3), length=20)
-    table = posenc.Sinusoidal(16).table(Positions.arange(20), torch.float64)[0].numpy()
-    np.testing.assert_array_equal(line(figure, 0), table[:, 0])
-    np.testing.assert_array_equal(line(figure, 1), table[:, 3])
-    # Index 0 is the fastest: 2 pi tokens per turn; index 3 is of pair 1, 10000^(2/16) times slower.
-    assert words_in(figure, 0) == ["6.3 tokens\nper turn"]
-    assert words_in(figure, 1) == [f"{2 * math.pi * 10000 ** (2 / 16):.1f} tokens\nper turn"]
-
-
-def test_similarity_is_the_cosine_of_the_vectors() -> None:
-    scheme = posenc.Learned(9, 6)
-    figure = vectors.similarity({"mine": scheme}, length=9)
-    weight = scheme.weight.detach().double()
-    wanted = torch.nn.functional.cosine_similarity(weight[:, None], weight[None], dim=-1)
-    np.testing.assert_allclose(image(figure), wanted.numpy(), rtol=0, atol=1e-12)
-    assert titles(figure) == ["mine"]
-    assert (image(figure).shape, figure.axes[0].images[0].norm.vmax) == ((9, 9), 1.0)
-
-
-def test_the_positions_of_minilm() -> None:
-    pytest.importorskip("safetensors", reason="safetensors is not installed: the extra minilm")
-    try:
-        minilm.weights_file()
-    except ModuleNotFoundError:
-        pytest.skip(f"{minilm.DISTRIBUTION} is not installed: the extra minilm")
-    scheme = minilm.learned()
-    assert tuple(scheme.weight.shape) == (512, 384)
-    figure = vectors.similarity(("sinusoidal", "minilm"), dim=384, length=200)
-    found = image(figure, 1)
-    np.testing.assert_allclose(found, vectors.cosine(scheme.weight.detach().double().numpy()[:200]), atol=1e-12)
-    # It has learned what a fresh table has not: neighbours are alike, and more so than the far.
-    assert np.diag(found, 1).mean() > 0.5 > np.diag(found, 100).mean()
-    assert titles(figure)[1] == "all-MiniLM-L6-v2, learned"
-    with pytest.raises(PositionError, match="Learned encodes positions 0 to 511, got 512"):
-        vectors.table("minilm", length=513)
 
 
 # -- pairs ------------------------------------------------------------------------------------------------------------
@@ -318,17 +273,6 @@ def test_the_window_of_two_at_positions_three_and_four() -> None:
         sentences.shaw_window("alone")
 
 
-def test_attention_is_that_of_the_library() -> None:
-    words = ["we", "saw", "what", "we", "saw"]
-    scheme = posenc.Sinusoidal(16) + posenc.ALiBi(2)
-    figure = sentences.attention(" ".join(words), {"both": scheme}, dim=16, num_heads=2, head_dim=8, causal=True)
-    encoding = scheme(Positions.arange(5), dtype=torch.float64)
-    query, key = sentences._projected(encoding.add(panels.embeddings(words, 16)), 2, 8)
-    value = torch.eye(5, dtype=torch.float64).expand(1, 2, 5, 5)
-    wanted = posenc.attention(query, key, value, encoding, is_causal=True)[0, 0].numpy()
-    np.testing.assert_allclose(np.nan_to_num(image(figure)), wanted, rtol=0, atol=1e-12)
-
-
 # -- rotations --------------------------------------------------------------------------------------------------------
 
 
@@ -348,18 +292,6 @@ def test_the_bound_has_the_published_values() -> None:
     drawn = line(rotations.rope_decay(draws=8), 0)
     for distance, value in {0: 32.5, 10: 17.95, 50: 12.63, 100: 10.23, 255: 6.78}.items():
         assert drawn[distance] == pytest.approx(value, abs=0.005)
-
-
-def test_scores_need_not_fall_as_the_bound_does() -> None:
-    figure = rotations.rope_decay(head_dim=32, length=64, peak=40, draws=256)
-    built, mean = line(figure, 1, 0), line(figure, 1, 1)
-    assert built.argmax() == 40
-    assert built[40] == pytest.approx(math.sqrt(32))
-    # 256 scores of standard deviation 1: their mean is within 5 standard errors of 0, near and far alike.
-    assert np.abs(mean).max() < 5 / 16
-    assert titles(figure)[0] == "rope: B(r), a bound, not behaviour"
-    with pytest.raises(ValueError, match=r"peak must be a whole number within 0\.\.63, got 64"):
-        rotations.rope_decay(length=64, peak=64)
 
 
 # -- grids ------------------------------------------------------------------------------------------------------------
