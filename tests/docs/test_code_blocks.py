@@ -1,7 +1,7 @@
 """What stands in the documentation as code runs: each page from top to bottom, in a folder and a namespace of its own.
 
 A block that begins with ``# my.py`` is that file too. One that ends with ``# ValueError: words`` raises it. One that
-cannot run has ``<!-- not run: why -->`` before it, and is a skipped test with that reason.
+cannot run has ``<!-- not run: why -->`` before it.
 """
 
 import builtins
@@ -16,12 +16,10 @@ import torch
 from matplotlib import pyplot
 
 from posenc.command import cli
-from posenc_lab.plot.command import FIGURES
-from tests.docs.pages import PAGES, ROOT, TARGETS, Block, blocks, patched
+from tests.docs.pages import PAGES, TARGETS, Block, blocks, patched
 from tests.docs.presupposed import PRESUPPOSED
 
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
-NOT_RUN = [block for page in PAGES for kind in ("python", "console") for block in blocks(page, kind) if block.reason]
 COMMANDS = [
     pytest.param(words, id=f"{block.place}-{' '.join(words[:4])}")
     for page in PAGES
@@ -34,14 +32,6 @@ LONG = ("choose.md", "in-your-model.md", "huggingface.md", "patched-model.md", "
 WEEKLY = ("onnx.md",)  # as test_export.py, which `make check` runs, exports the same
 NEEDED = {"onnx.md": ("onnx", "onnxscript", "onnxruntime")}  # packages that are for some Pythons only
 PRINTED = ("getting-started.md", "huggingface.md", "extend.md")  # all that their blocks print stands in them
-# What draws the pictures that are no figures of `posenc plot`.
-DRAWN_BY = {
-    "compare": "make demo",
-    "peers": "make bench",
-    "extend": "posenc extend",
-    "study-python": "make study",
-    "explorer": "posenc explore",
-}
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
@@ -119,12 +109,6 @@ def _check_huggingface(names: dict[str, Any]) -> None:
     assert names["cos"].shape == (1, 16, 128)
 
 
-@pytest.mark.parametrize("block", NOT_RUN, ids=lambda block: block.place)
-def test_what_is_not_run_says_why(block: Block) -> None:
-    assert block.reason
-    pytest.skip(block.reason)
-
-
 @pytest.mark.parametrize("words", COMMANDS)
 def test_a_command_exists_with_its_options(words: list[str]) -> None:
     program, *arguments = words
@@ -137,14 +121,3 @@ def test_a_command_exists_with_its_options(words: list[str]) -> None:
         assert Path(program).name in ("pip", "python", "pytest", "pre-commit", "jupyter", "torchrun"), (
             f"unknown program: {words}"
         )
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_picture_stands_beside_the_command_that_draws_it(page: Path) -> None:
-    text = " ".join(page.read_text(encoding="utf-8").split())
-    figures = {figure.name for figure in FIGURES}
-    for name in set(re.findall(r"images/([\w.-]+?)(?:-dark)?\.(?:png|svg)", text)):
-        assert (ROOT / "docs" / "images" / f"{name}.png").is_file()
-        figure = next((figure for figure in figures if name == figure or name.startswith(f"{figure}_")), None)
-        commands = [f"--out {name}.png", f"posenc plot {figure}" if figure else DRAWN_BY.get(name, f"{name}.png by")]
-        assert any(command in text for command in commands), f"{page.name} must say by which command {name} is drawn"

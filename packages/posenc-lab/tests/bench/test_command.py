@@ -110,16 +110,3 @@ def test_it_prints_and_writes_tables_and_resumes_what_was_interrupted(
         assert f"| tensors | 1 × 2 × length × 8, {dtype} |" in (folder / "bench.md").read_text(encoding="utf-8")
         assert json.loads((folder / "bench.json").read_text()) == read(folder)
         assert f"The report: {folder / 'report.html'}" in shown.out
-
-
-def test_an_attention_of_ones_own_has_its_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "QUICK", TINY)
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", "--quick", *ALIBI, "--schemes", "alibi"]) == 0
-    shown = capsys.readouterr()
-    assert f"{HANDS}:alibi beside posenc's alibi" in shown.out
-    assert "The price" not in shown.out
-    assert "mine training, alibi, 64" in shown.err
-    assert (tmp_path / "runs" / "bench-mine-quick" / "report.html").exists()

@@ -83,23 +83,6 @@ def test_a_claim_that_is_wrong_is_named(changed: dict[str, Any], message: str) -
         checks.check(claim(**changed))
 
 
-def test_tables_and_statements_are_whole_and_say_where_they_stand() -> None:
-    tables, statements = evidence.tables(), evidence.statements()
-    assert len({each.name for each in (*tables, *statements)}) == len(tables) + len(statements)
-    for table in tables:
-        assert table.rows
-        assert {len(row.figures) for row in table.rows} == {len(table.heads)}, table.name
-        assert table.source
-        assert table.url or (table.command and table.doc), table.name
-    for each in statements:
-        assert each.says
-        assert each.strength in ("certain", "published", "used"), each.name
-        assert each.command if each.strength == "certain" else each.source and each.url, each.name
-    assert evidence.Statement("rumour", "used", "It works.", "Somebody 2024", "https://x.org").where == (
-        "Somebody 2024, https://x.org"
-    )
-
-
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 ROOT = PLAN.parents[2]

@@ -4,7 +4,6 @@ import csv
 import importlib
 import json
 import math
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -150,41 +149,6 @@ def test_a_run_has_curves_over_steps_and_lengths() -> None:
     }
     assert second.series == {"training/seconds": [(0.0, 9.0)]}
     assert first.config["configuration.steps"] == 6
-
-
-Points = dict[tuple[str, str], list[tuple[float, float]]]
-
-
-def points_of(made: Path) -> Points:
-    """By run and metric, what a tracker must hold; NaN is written as inf, so that it equals itself."""
-    runs = runs_of(table_of(made))
-    assert len({run.name for run in runs}) == len(runs) == 4 + 2 * 3  # trainings, and competitors of two schemes
-    return {
-        (run.name, name): [comparable(*each) for each in points] for run in runs for name, points in run.series.items()
-    }
-
-
-def comparable(step: float, value: float) -> tuple[float, float]:
-    return float(step), math.inf if math.isnan(value) else float(value)
-
-
-def test_tensorboard_holds_every_point(made: Path) -> None:
-    out = exported(made, "tensorboard", "tensorboard")
-    reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    found: Points = {}
-    for folder in out.iterdir():
-        events = reader.EventAccumulator(str(folder), size_guidance={"scalars": 0})
-        events.Reload()
-        for name in events.Tags()["scalars"]:
-            found[folder.name, name] = [comparable(each.step, each.value) for each in events.Scalars(name)]
-        assert "configuration/text_summary" in events.Tags()["tensors"]
-    expected = {name: [(step, single(value)) for step, value in points] for name, points in points_of(made).items()}
-    assert found == expected
-
-
-def single(value: float) -> float:
-    """In single precision, which TensorBoard has."""
-    return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
 @pytest.mark.parametrize(
