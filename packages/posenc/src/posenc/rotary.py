@@ -243,7 +243,6 @@ class ClockTurn:
     head_dim: int
 
     def __call__(self, readings: Tensor) -> PairRotation:
-        """The map of queries or keys. Raises ValueError for readings of another shape."""
         if readings.dim() != 4 or readings.size(-1) != self.head_dim // 2:
             wanted = f"(batch, key heads, tokens, {self.head_dim // 2})"
             raise ValueError(f"the feature that the rotation reads must be {wanted}, got {shown(readings)}")
@@ -269,7 +268,6 @@ def multiple_of_4(head_dim: int, rotary_dim: int | None) -> tuple[int, int]:
 
 
 def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, ...]:
-    """The axis of every pair. Raises ValueError for anything else."""
     if not isinstance(allocation, Sequence) or len(allocation) != pairs:
         raise ValueError(f"allocation must be one axis for each of {pairs} pairs, got {shown(allocation)}")
     return tuple(whole("allocation", axis, 0, axes - 1) for axis in allocation)

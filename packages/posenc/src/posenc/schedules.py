@@ -154,7 +154,6 @@ def deepseek_v3(
 
 
 def _layers(name: str, given: Any, num_layers: Any, every: int) -> set[int]:
-    """The numbers of the listed layers; by default the last of every group of ``every`` layers."""
     count = whole("num_layers", num_layers)
     if given is None:
         return set(range(every - 1, count, every))

@@ -17,7 +17,7 @@ from posenc.arguments import check_type, naming, number, one_or, shown, whole
 from posenc.encoding.claims import check_bound
 from posenc.encoding.context import Feature, wanted_by_both
 from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding
-from posenc.encoding.pieces import SKIP_BELOW, Piece, Value, horizon
+from posenc.encoding.pieces import SKIP_BELOW, Pieces, Value, horizon
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import by_value, is_counted
 from posenc.positions.positions import Positions
@@ -71,9 +71,7 @@ class Scheme(nn.Module):
         """The maps of queries and keys at these positions. Their tensors are in ``dtype``."""
         return None
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Piece, ...]:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         """The terms that modify the scores, applied from left to right."""
         return ()
 

@@ -111,24 +111,9 @@ def attention(
     if misplaced or unknown:
         raise _refused(attention, misplaced, unknown)
     asked = Request(
-        query,
-        key,
-        value,
-        encoding,
-        query_positions,
-        key_positions,
-        attn_mask,
-        is_causal,
-        window,
-        sinks,
-        dropout_p,
-        scale,
-        enable_gqa,
-        return_lse,
-        skip_below,
-        key_norms,
-        align=align,
-    )
+        query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, window, sinks, dropout_p,
+        scale, enable_gqa, return_lse, skip_below, key_norms, align=align,
+    )  # fmt: skip
     encoding, call, run = planned(asked, backend)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
     with compat.without_autocast(query):
@@ -186,18 +171,9 @@ def logits(
     if misplaced or unknown:
         raise _refused(logits, misplaced, unknown)
     asked = Request(
-        query,
-        key,
-        key,
-        encoding,
-        query_positions,
-        key_positions,
-        is_causal=is_causal,
-        window=window,
-        scale=scale,
-        are_logits=True,
-        align=align,
-    )
+        query, key, key, encoding, query_positions, key_positions, is_causal=is_causal, window=window, scale=scale,
+        are_logits=True, align=align,
+    )  # fmt: skip
     *_, call = asked.checked()
     with compat.without_autocast(query):
         return dense_logits(call.turned())
@@ -235,24 +211,9 @@ def explain(
     if misplaced or unknown:
         raise _refused(explain, misplaced, unknown)
     asked = Request(
-        query,
-        key,
-        value,
-        encoding,
-        query_positions,
-        key_positions,
-        attn_mask,
-        is_causal,
-        window,
-        sinks,
-        dropout_p,
-        scale,
-        enable_gqa,
-        return_lse,
-        skip_below,
-        key_norms,
-        align=align,
-    )
+        query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, window, sinks, dropout_p,
+        scale, enable_gqa, return_lse, skip_below, key_norms, align=align,
+    )  # fmt: skip
     *_, call = asked.checked()
     _bind_pairs(call)
     return bands.explain(call)

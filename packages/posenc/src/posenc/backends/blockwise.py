@@ -339,11 +339,9 @@ class Given:
         return lowest, torch.arange(lowest, highest + 1, device=self.call.query.device)
 
     def _put(self, name: str, low: int, table: Tensor) -> None:
-        """A table (heads or 1, entries[, width])."""
         self.tensors[name], self.lows[name] = (table if table.dim() == 3 else table[..., None]), low
 
     def _biases_and_meetings(self, block: Block) -> None:
-        """The biases, and the vectors with their multiplicands."""
         call, heads = self.call, self.call.query.size(1)
         biases = [piece for piece in call.pieces if isinstance(piece, Bias)]
         meetings = [piece for piece in call.pieces if isinstance(piece, Meeting)]
@@ -386,7 +384,6 @@ class Given:
             self._put("bias", low, reduce(torch.add, lines))
 
     def _others(self, block: Block) -> None:
-        """Vectors of the output, folds, cumulative features, and a function."""
         call = self.call
         if call.values:
             low, r = self._entries([term.distance for term in call.values])
@@ -401,7 +398,6 @@ class Given:
                 self._function(piece, block)
 
     def _fold(self, piece: Fold, block: Block) -> None:
-        """Vectors added to the query or to the key."""
         if piece.key is not None:
             check_width(piece.key, self.call.query, piece.scheme)
             self.key = self.key + piece.key.to(self.call.dtype)
@@ -412,13 +408,11 @@ class Given:
             self.tensors["shift"] = self.tensors["shift"] + u if "shift" in self.tensors else u
 
     def _clock(self, piece: Clock, block: Block) -> None:
-        """A cumulative feature."""
         batch, heads = self.call.query.shape[:2]
         for side in ("query", "key"):
             self.tensors[f"{side}_clock"] = block.feature(piece.feature, side).expand(batch, heads, -1).double()
 
     def _function(self, piece: Function, block: Block) -> None:
-        """A function of the score that kernels support."""
         if piece.broken is not None:
             return self._broken(piece.broken, piece.scheme, block)
         assert piece.formula is not None
@@ -432,7 +426,6 @@ class Given:
         return int(len(self.call.pieces) > 1 and self.call.pieces[-1] is piece)
 
     def _broken(self, piece: BrokenLine, scheme: str, block: Block) -> None:
-        """A piecewise linear function of both coordinates."""
         low, r = self._entries([Distance(scheme)])
         away, share = piece.away(r), piece.share(block.query_positions.scalar(scheme))
         breaks, lines = piece.lines()
@@ -617,7 +610,6 @@ def _facing(ends: tuple[Tensor, Tensor], axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _ends_of_blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The minimum and maximum of every block of (rows, tokens)."""
     return torch.aminmax(torch.cat((x, x[:, -1:].expand(-1, -x.size(1) % size)), 1).unflatten(1, (-1, size)), dim=-1)
 
 
@@ -718,7 +710,6 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
         ctx.set_materialize_grads(False)
 
     def grads(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> list[Tensor | None]:
-        """The gradients of query, key, value and of each given tensor."""
         saved = ctx.saved_tensors  # once, since checkpointing computes them only once
         query, key, value, out, lse, *given = saved
         if dout is None and dlse is None:

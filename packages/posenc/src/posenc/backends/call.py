@@ -404,7 +404,6 @@ def _unseen(call: Call) -> tuple[Unseen, Unseen]:
 
 
 def _with_float_mask(call: Call) -> Tensor:
-    """What may be seen where -inf in the mask hides keys."""
     seen, mask = replace(call, attn_mask=None).visible(), call.bool_attn_mask
     assert mask is not None
     return mask if seen is None else mask & seen
@@ -418,7 +417,6 @@ def if_any(unseen: Tensor | None) -> Tensor | None:
 
 
 def _by_layouts(call: Call) -> tuple[Unseen, Unseen]:
-    """From the spans of both layouts."""
     assert call.layouts is not None
     (query, key), see = call.layouts, call.visibility
     rows = max(len(layout.rows or ()) for layout in call.layouts)
@@ -441,7 +439,6 @@ def _by_layouts(call: Call) -> tuple[Unseen, Unseen]:
 
 
 def _covers(spans: list[tuple[int, int]], tokens: int) -> bool:
-    """Whether every token is in one of the spans."""
     end = 0
     for start, stop in sorted(spans):
         if start > end:
@@ -451,7 +448,6 @@ def _covers(spans: list[tuple[int, int]], tokens: int) -> bool:
 
 
 def _outside(rows: list[list[tuple[int, int]]], tokens: int) -> Tensor:
-    """The tokens of each row that are in none of its spans."""
     unseen = torch.ones(len(rows), 1, tokens, dtype=torch.bool, device="cpu")
     for row, spans in enumerate(rows):
         for start, stop in spans:

@@ -89,7 +89,6 @@ class _Asked:
         self._known: dict[str, bool] = {}
 
     def takes(self, backend: Backend) -> bool:
-        """Whether the backend can run the call."""
         if backend.name not in self._known:
             reason = backend.refuses(self.call)
             warn_if_not_built(reason)
@@ -97,7 +96,6 @@ class _Asked:
         return self._known[backend.name]
 
     def is_plain(self) -> bool:
-        """Whether PyTorch's kernel needs no mask."""
         if "plain" not in self._known:
             self._known["plain"] = is_plain(self.call)
         return self._known["plain"]
@@ -114,12 +112,10 @@ class _Asked:
         return not torch.compiler.is_compiling() and self.call.query.size(2) * self.call.key.size(2) <= most
 
     def has_few_scores(self) -> bool:
-        """Whether the scores of all heads can be held at once."""
         batch, heads, queries, _ = self.call.query.shape
         return batch * heads * queries * self.call.key.size(2) <= FEW_SCORES
 
     def is_cuda(self) -> bool:
-        """Whether the queries are on a GPU."""
         return self.call.query.device.type == "cuda"
 
     # What the rows of `CHOICES` ask, in their order.
@@ -151,11 +147,9 @@ class _Asked:
         return self.is_cuda() and self.has_few_queries and not _changes_keys(self.call) and self.takes(TRITON)
 
     def has_few_rows(self) -> bool:
-        """A mask is a few rows."""
         return self.has_few_queries and self.takes(SDPA)
 
     def has_small_mask(self) -> bool:
-        """A mask is small."""
         return self.takes(SDPA) and self.has_few_pairs()
 
     def suits_kernel(self) -> bool:
@@ -166,7 +160,6 @@ class _Asked:
         return self.takes(NATIVE) and self.is_worth_tiles(PAIRS_PER_KERNEL_TILE)
 
     def has_few_dense_rows(self) -> bool:
-        """Scores are a few rows."""
         return self.has_few_queries
 
     def is_for_gpu_kernel(self) -> bool:
@@ -198,7 +191,6 @@ class _Asked:
         return self.takes(SDPA) and (is_given or self.has_few_scores())
 
     def is_any(self) -> bool:
-        """Every call."""
         return True
 
 

@@ -179,7 +179,6 @@ def _ways(call: Call) -> str | None:
 
 
 def _derivative(call: Call) -> str | None:
-    """Why the needed derivative is not supported, or None."""
     is_graded, on_cpu = torch.is_grad_enabled(), call.query.device.type == "cpu"
     if is_graded and not on_cpu and _must_be_deterministic() and _adds_atomically(call):
         return (
@@ -253,7 +252,6 @@ def _reads_pairs(piece: Piece) -> bool:
 
 
 def _functions(call: Call, pieces: Sequence[Piece]) -> list[ScoreFunction] | str:
-    """The pieces as score_mods, or the reason why one of them has none."""
     # A term that reads only positions needs no cast of query and key.
     block = call.raw_block() if all(piece.is_content_free for piece in pieces) else call.block()
     functions = []
@@ -278,7 +276,6 @@ def _of_positions(piece: Piece, call: Call) -> ScoreFunction | str:
 
 
 def _score_function(call: Call, left: tuple[Piece, ...]) -> ScoreFunction | None:
-    """The remaining pieces in turn, then ``attn_mask``; None if there is nothing to do."""
     functions = _functions(call, left)
     if isinstance(functions, str):  # not found with one pair: the range of coordinates is too large for a table
         raise ValueError(f"backend 'flex' cannot run this: {functions}")

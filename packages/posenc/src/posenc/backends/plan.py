@@ -112,7 +112,6 @@ def _state(scheme: Scheme) -> tuple[object, ...] | None:
 
 
 def _is_constant(x: object) -> bool:
-    """Whether x is a module, a parameter that is counted, or cannot change."""
     if isinstance(x, CONSTANT):
         return True
     if isinstance(x, Tensor):

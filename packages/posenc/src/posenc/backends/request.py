@@ -296,7 +296,6 @@ def is_autocast(x: Tensor) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is a number, or a symbolic one under torch.compile."""
     return is_number(value) or isinstance(value, (torch.SymInt, torch.SymFloat))
 
 

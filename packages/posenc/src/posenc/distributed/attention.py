@@ -171,7 +171,6 @@ def _moved(heads: slice, by: int) -> slice:
 
 
 def _of_heads(x: Tensor, heads: slice) -> Tensor:
-    """Some of the heads, unless it is the same for all."""
     return x if x.size(1) == 1 else x[:, heads]
 
 

@@ -234,7 +234,6 @@ class Sharding(Shards):
             )
 
     def _numbers(self, mine: int) -> list[int]:
-        """A number of each process."""
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(self.group) == "nccl" else "cpu"
         return [int(x) for x in of_each(torch.tensor(int(mine), device=device), self.group)]
 

@@ -135,7 +135,6 @@ def _missing(term: _OfDistance, claimed: Distance, r: Tensor) -> str:
 
 
 def _entries(term: _OfDistance, r: Tensor) -> Float[Tensor, "heads distances channels"]:
-    """All numbers of the term at these distances."""
     if isinstance(term, Function):
         found = term.coefficients(r) or (torch.zeros(1, len(r), device=r.device),)
     else:

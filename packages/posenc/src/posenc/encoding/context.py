@@ -321,7 +321,6 @@ class Context:
             )
 
     def _of_keys(self) -> Context:
-        """The context whose heads are those of the keys."""
         return self if self.kv_heads is None else replace(self, heads=self.kv_heads)
 
     def _heads_of(self, feature: Feature) -> range | None:
@@ -329,7 +328,6 @@ class Context:
         return (self._of_keys() if feature.rotates else self).heads
 
     def _part(self, heads: slice, kv_heads: slice) -> Context:
-        """The context of some of these heads of queries and keys."""
         first = 0 if self.heads is None else self.heads.start
         of_keys = first if self.kv_heads is None else self.kv_heads.start
         return replace(

@@ -116,6 +116,9 @@ Norm: TypeAlias = float | Tensor
 Limits: TypeAlias = tuple[Tensor | float, Tensor | float]
 
 
+Pieces: TypeAlias = tuple[Piece, ...]  # of a scheme, applied from left to right
+
+
 @dataclass(frozen=True)
 class Bias(Piece):
     """Adds a number per head and distance: s_ij + at(r)[h].
@@ -238,7 +241,6 @@ class Fading(Piece):
 
 
 def _none(*_: Tensor) -> tuple[Tensor, ...]:
-    """No coefficients."""
     return ()
 
 

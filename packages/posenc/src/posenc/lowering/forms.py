@@ -322,7 +322,6 @@ def _faded_tile(q: Tensor, k: Tensor, here: Tensor, there: Tensor, high: int) ->
 
 
 def _faded(q: Tensor, k: Tensor, here: Tensor, there: Tensor, seen: Tensor | None) -> Tensor:
-    """The same pair by pair."""
     gap = (here[..., :, None, :] - there[..., None, :, :]).to(q.dtype)
     gap = gap if seen is None else gap.masked_fill(~seen[..., None], 0.0)  # before exp, which could overflow there
     return (q[..., :, None, :] * k[..., None, :, :] * gap.expm1()).sum(-1)

@@ -93,7 +93,6 @@ class KVCache:
         self._held = [min(held, len(self)) for held in self._held]
 
     def _feature(self, layer: int, name: str) -> Tensor | None:
-        """A layer's cached feature of its keys, (batch, heads, tokens, ...), or None."""
         kept = self._kept[layer].get(f"feature {name}") if layer < len(self._kept) else None
         return None if kept is None else kept[:, :, : len(self)]
 

@@ -386,6 +386,5 @@ class ForwardPass:
 
 
 def _without(rotations: tuple[Rotation, ...], features: Features) -> Features:
-    """The features less those that the rotations read."""
     read = {rotation.feature for rotation in rotations}
     return {name: x for name, x in features.items() if name not in read}

@@ -330,12 +330,10 @@ def _changes(coords: Tensor, order: Tensor, document: Tensor) -> tuple[Tensor, T
 
 
 def _changed(steps: Tensor) -> Tensor:
-    """Which of (rows, steps, axes) are not as the ones before."""
     return torch.nn.functional.pad((steps[:, 1:] != steps[:, :-1]).any(-1), (1, 0))[:, : steps.size(1)]
 
 
 def _starts(ends: Tensor, changes: Tensor) -> list[list[int]]:
-    """The first tokens of each row's spans."""
     starts: list[list[int]] = [[0] for _ in range(len(changes))]
     places = changes.nonzero()
     for (row, at), is_end in zip(places.tolist(), ends[places[:, 0], places[:, 1]].tolist(), strict=True):

@@ -327,7 +327,6 @@ class Positions:
         return self
 
     def _of(self, layout: Layout) -> Positions:
-        """These new positions, with their layout set."""
         return self._set(_layout=layout, _is_read=layout.rows is not None)
 
     @property
@@ -544,7 +543,6 @@ class Positions:
         return self._transformed(validation.real("factor", factor), 0)
 
     def _transformed(self, factor: int | float, offset: int | float) -> Positions:
-        """Every coordinate c as factor c + offset."""
         if isinstance(factor, float) or isinstance(offset, float) or self.coords.is_floating_point():
             coords = self.coords if self.coords.is_floating_point() else self.coords.double()
             # Coordinates may be rounded, so the layout has to be read again.
@@ -608,12 +606,10 @@ class Positions:
         return self._like(**self._each(lambda x: x.to(device)))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """The tensors by name, each with ``change`` applied."""
         tensors = {name: getattr(self, name) for name in ("coords", "order", "document", "segment")}
         return {name: None if x is None else change(x) for name, x in tensors.items()}
 
     def _like(self, **changes: Any) -> Positions:
-        """Positions of the same tokens, with these fields changed."""
         other: Positions = object.__new__(Positions)
         return other._set(**{**vars(self), **changes})
 

@@ -159,7 +159,6 @@ class Tiling:
 
 
 def _tile(row: slice, q: Span, k: Span, visibility: Visibility) -> Tile | None:
-    """The tile of two spans, or None if every pair of them is masked."""
     least = -ANY if visibility.left is None else -visibility.left  # of the key's order minus the query's
     most = ANY if visibility.furthest is None else visibility.furthest
     start, stop, first, last = q.start, q.stop, k.start, k.stop

@@ -464,14 +464,12 @@ def turned_to(
 
 
 def _pairs(x: Tensor, pairs: int, layout: PairLayout) -> tuple[Tensor, Tensor]:
-    """Views of the first and the second channel of every pair."""
     if layout == "half":
         return x[..., :pairs], x[..., pairs : 2 * pairs]
     return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
 
 
 def _joined(a: Tensor, b: Tensor, layout: PairLayout) -> Tensor:
-    """Joins the first and the second channel of every pair."""
     return torch.stack((a, b), -2 if layout == "half" else -1).flatten(-2)
 
 

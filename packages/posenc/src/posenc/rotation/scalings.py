@@ -72,7 +72,6 @@ class _Scaling:
 
 
 def _listed(values: tuple[float, ...]) -> str:
-    """A list, abbreviated to fit on a line."""
     if len(values) <= 8:
         return repr(list(values))
     return f"[{values[0]!r}, {values[1]!r}, ..., {values[-1]!r}] of {len(values)}"
@@ -103,7 +102,6 @@ class PositionInterpolation(_Scaling):
         self._set(factor=number("factor", self.factor, least=1))
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
-        """theta' and 1."""
         return theta / self.factor, 1.0
 
 
@@ -133,7 +131,6 @@ class NTKAware(_Scaling):
         self._set(factor=number("factor", self.factor, least=1))
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
-        """theta' and 1."""
         self._pairs(theta)
         found = ramps.ntk(theta, self.factor)
         if self.original_length is not None:
@@ -163,7 +160,6 @@ class DynamicNTK(_Scaling):
     def __call__(
         self, theta: Float64[Tensor, " pairs"], lengths: Float64[Tensor, "rows 1"] | None = None
     ) -> tuple[Float64[Tensor, "rows pairs"], float]:
-        """theta' of every row, and 1."""
         lengths = self._lengths(lengths)
         self._pairs(theta)
         stretch = self.factor * lengths / self.original_length - (self.factor - 1)
@@ -246,7 +242,6 @@ class YaRN(_Scaling):
         return float(ramps.mscale(math.log(self.factor), self.mscale_all_dim or 0.0)) ** 2
 
     def _kept(self, theta: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
-        """gamma_k of every pair."""
         if self.ramp == "ratio":
             turns = ramps.turns(theta, self.original_length)
             return ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
@@ -260,7 +255,6 @@ class YaRN(_Scaling):
     def __call__(
         self, theta: Float64[Tensor, " pairs"], lengths: Float64[Tensor, "rows 1"] | None = None
     ) -> tuple[Float64[Tensor, "*rows pairs"], float | Float64[Tensor, "rows 1 1"]]:
-        """theta' and the factor of cos and sin; with ``dynamic``, of every row."""
         kept = self._kept(theta)
         if not self.dynamic:
             return ramps.blend(theta, theta / self.factor, kept), self.magnitude
@@ -291,7 +285,6 @@ class Llama3(_Scaling):
         self._set(**_stretch(self.factor, self.original_length), low_freq_factor=low, high_freq_factor=high)
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
-        """theta' and 1."""
         low, high = self.low_freq_factor, self.high_freq_factor
         over = ramps.turns(theta, self.original_length) - low
         kept = (over / (high - low)).clamp(0, 1) if low < high else (over >= 0).to(theta.dtype)
@@ -353,7 +346,6 @@ class LongRoPE(_Scaling):
     def __call__(
         self, theta: Float64[Tensor, " pairs"], lengths: Float64[Tensor, "rows 1"] | None = None
     ) -> tuple[Float64[Tensor, "rows pairs"], float | Float64[Tensor, "rows 1 1"]]:
-        """theta' of every row, and the factor of cos and sin: a number, or one for each row."""
         lengths = self._lengths(lengths)
         if theta.numel() != len(self.short_factor):
             wanted = f"{theta.numel()} numbers, one for each pair, got {len(self.short_factor)}"
@@ -395,6 +387,5 @@ class Proportional(_Scaling):
         self._set(share=float(self.share), factor=number("factor", self.factor, least=1))
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
-        """theta' and 1."""
         turning = int(self.share * (2 * theta.numel()) // 2)
         return theta * (torch.arange(theta.numel(), device=theta.device) < turning) / self.factor, 1.0

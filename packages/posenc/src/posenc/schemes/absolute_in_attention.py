@@ -7,7 +7,7 @@ from torch import nn
 
 from posenc.arguments import whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Fold
+from posenc.encoding.pieces import Fold, Pieces
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import table_index
 from posenc.scheme import Scheme
@@ -38,10 +38,7 @@ class AbsoluteInAttention(Scheme):
         """R from N(0, 1/d)."""
         nn.init.normal_(self.weight, std=self.head_dim**-0.5)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Fold, ...]:
-        """q_i . R[p_j] / sqrt(d): a vector added to the key in the score."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         rows = table_index(key_positions, "AbsoluteInAttention", self.max_positions)
         return (Fold("AbsoluteInAttention", key=self.weight[rows][:, None]),)
 

@@ -39,8 +39,6 @@ class ALiBi(Scheme):
 
     Shapes: score (batch, num_heads, queries, keys). Any real positions; distances are computed before rounding to the
     score's dtype, so integer distances are exact up to 2^24.
-    Errors: ValueError for num_heads below 1 (odd, if directed), an unknown form, or queries with another number of
-    heads.
     Source: Press, Smith & Lewis 2022, "Train Short, Test Long", section 3 and the authors' code for other head counts;
     the forms for encoders follow the discussion of that code (its issue 5).
     """
@@ -63,7 +61,6 @@ class ALiBi(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
-        """The bias, a function of the distance only and linear from 0 on."""
         distance = Distance("ALiBi", tail="linear", num_heads=self.num_heads)
         return (Bias(self._bias, distance, hides=self.form == "directed"),)
 

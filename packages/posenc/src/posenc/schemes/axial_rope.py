@@ -75,9 +75,6 @@ class AxialRoPE(Rotary):
 
     Shapes: coordinates (rows, tokens, 2), row before column in every convention; query and key (batch, heads, tokens,
     head_dim), any floating dtype. Nothing is learned.
-    Errors: ValueError for an unknown convention, a base not above 1, a rotary_dim that is not a multiple of 4 within
-    head_dim, an extent that the convention needs or does not take, shift, jitter or rescale except for "dinov3",
-    positions that do not have two axes, and integer coordinates for "dinov3", whose coordinates are within -1..1.
     Source: "index": Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", section 3.2, and
     compute_axial_cis of their code; "llama4", "dinov3" and "gemma4": transformers 5.23.0, Llama4VisionRotaryEmbedding,
     DINOv3ViTRopePositionEmbedding and Gemma4VisionRotaryEmbedding; "pe": Rope2D in copies of the code of Bolya et al.
@@ -165,7 +162,6 @@ class AxialRoPE(Rotary):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same rotation for queries and keys."""
         coords = coords_of(positions, self.axes, "AxialRoPE", self.positions_made_by)
         if self.convention == "dinov3" and not coords.is_floating_point():
             raise ValueError(

@@ -113,7 +113,6 @@ class Cameras(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The maps of queries, of keys and values, and of the output."""
         coords = coords_of(positions, 3, "Cameras", "Positions.grid(height, width, frames=views)")
         if coords.dtype != torch.int64:
             raise ValueError(f"Cameras looks cameras up by their view and needs int64 coordinates, got {coords.dtype}")
@@ -155,7 +154,6 @@ class EachFour:
     head_dim: int
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
-        """The mapped x, in x's dtype. Raises ValueError for a shape that does not match the matrices."""
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the cameras are for head_dim {self.head_dim}, got q, k or v of head_dim {x.size(-1)}")
         check_fits("the rotation", (self.matrices.size(0), 1, self.matrices.size(1)), x)

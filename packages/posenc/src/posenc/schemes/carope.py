@@ -34,8 +34,6 @@ class CARoPE(ClockRotary):
     The scheme itself has no parameters. A key head that several query heads share has one angle, so ``num_heads`` is
     the number of *key* heads.
     Shapes: frequency (batch, num_heads, tokens); query (batch, heads, tokens, head_dim).
-    Errors: ValueError for an odd head_dim, an unknown layout, keys of another number of heads, and if the feature is
-    missing or has another shape.
     Source: Veisi et al. 2025, "Context-aware Rotary Position Embedding" (arXiv 2507.23083), section 2. No code was
     published.
     """
@@ -45,7 +43,6 @@ class CARoPE(ClockRotary):
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """``frequency``: the cumulative sum of the powers of f."""
         return {
             "frequency": Feature(self.num_heads, map=partial(powers, self.head_dim // 2), is_clock=True, rotates=True)
         }

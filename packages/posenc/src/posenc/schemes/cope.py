@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from posenc.arguments import check_flag, whole
 from posenc.encoding.context import following
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Row
+from posenc.encoding.pieces import Pieces, Row
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
@@ -32,7 +32,6 @@ class CoPE(Scheme):
     It uses the order of tokens and no coordinates. It needs whole rows of scores, so attention runs in blocks of
     queries. Parameters: e, initialized to zeros as in the authors' code, so an untrained CoPE has no effect.
     Shapes: query (batch, heads, queries, head_dim). Cost: another row of scores, and its cumulative sum.
-    Errors: ValueError for sizes below 1 or queries of another head_dim.
     Source: Golovneva et al. 2024, "Contextual Position Encoding" (arXiv 2405.18719), section 4 and appendix B, and the
     authors' code (facebookresearch/RAM, projects/cope).
     """
@@ -51,10 +50,7 @@ class CoPE(Scheme):
         """e = 0."""
         nn.init.zeros_(self.e)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Row, ...]:
-        """The score plus the term of the count."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         return (Row(self._counted),)
 
     def _counted(

@@ -49,9 +49,6 @@ class DeBERTa(Scheme):
     Parameters: R 2k x dim; W_Q and W_K dim x (H d), with biases; from N(0, 0.02^2), biases 0. ``dim`` is H d if None.
     Shapes: query (batch, num_heads, queries, head_dim). Coordinates must be int64.
     Cost: two products with 2k vectors per query and key and layer; W_Q R and W_K R once per layer.
-    Errors: ValueError for sizes below 1, num_buckets that is odd or below 4, a max_distance not above B / 2 + 1, an
-    unknown clamp or "distance" without buckets, projections of other sizes, another head_dim or number of heads, or
-    fractional coordinates.
     Source: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", equation 4; index and
     buckets follow the authors' code (da_utils.py), everything else that of transformers (deberta_v2).
     """
@@ -149,7 +146,6 @@ class DeBERTa(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Meeting, ...]:
-        """Content to position and position to content."""
         table, norm = self.relative.rows.weight, self.relative.norm
         table = table.to(torch.promote_types(table.dtype, torch.float32))
         if norm is not None:
@@ -167,7 +163,6 @@ class DeBERTa(Scheme):
         return rows if rows.size(0) == self.num_heads else rows.repeat_interleave(self.num_heads // rows.size(0), 0)
 
     def _index(self, r: Tensor) -> Int[Tensor, "..."]:
-        """c of distances r = p_j - p_i."""
         k, n = self.span, -r
         if self.num_buckets is not None:
             half = k // 2

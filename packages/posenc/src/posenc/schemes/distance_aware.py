@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import shown, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Function
+from posenc.encoding.pieces import Distance, Function, Pieces
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -29,7 +29,6 @@ class DistanceAware(Scheme):
 
     Parameters: w and v, one each per head; w from N(0, 0.02^2), v = 0.
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis.
-    Errors: ValueError for num_heads below 1, or queries with another number of heads.
     Source: Wu, Wu & Huang 2021, "DA-Transformer: Distance-aware Transformer", section 3.2. The formula follows
     descriptions of the paper; the authors' code was not available.
     """
@@ -53,10 +52,7 @@ class DistanceAware(Scheme):
         # (1 + e^v) sigmoid(R - v) = e^(softplus(v) + logsigmoid(R - v)), which does not overflow.
         return torch.exp(nn.functional.softplus(v) + nn.functional.logsigmoid(w * distance.abs() - v))
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Function, ...]:
-        """ReLU(s_ij) f(w |p_i - p_j|; v)."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         distance = Distance("DistanceAware", num_heads=self.num_heads)
         return (Function(rescaled, self._coefficients, distance, formula="relu times"),)
 

@@ -34,8 +34,6 @@ class DualChunk(PairwiseRotary):
 
     Learned: nothing. Cost: four passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
     tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
-    Errors: ValueError for an odd head_dim, a local below 0 or not below chunk, a base not above 1, an unknown layout,
-    positions of several axes, or attention to later keys.
     Source: An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models" (arXiv 2402.17463), section 3;
     read: ``chunkllama_attn_replace.py`` of github.com/HKUNLP/ChunkLlama, whose ``chunk_size`` is chunk and
     ``local_window`` is local; by default they are 3/4 and 1/8 of the training length L. The paper's inter-chunk query

@@ -34,7 +34,6 @@ class ExponentialDecay(Scheme):
         self.dim, self.longest = whole("dim", dim), number("longest", longest, above=1)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
-        """The vectors P[p]."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = in_double(positions.scalar("ExponentialDecay")).masked_fill(

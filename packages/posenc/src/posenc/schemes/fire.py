@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import number, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import BrokenLine, Function, plus
+from posenc.encoding.pieces import BrokenLine, Function, Pieces, plus
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, uninitialized
 from posenc.schemes.entry import Entry, Law
@@ -35,8 +35,6 @@ class FIRE(Scheme):
     Cost: the MLP for every pair, hidden x H products, as a mask or in blocks. For integer positions posenc's CPU kernel
     needs one product per pair and head: the MLP is piecewise linear in the normalized distance, with at most hidden + 1
     pieces.
-    Errors: ValueError for sizes below 1, a length not above 0, queries with another number of heads, or positions of
-    several axes.
     Source: Li et al. 2024, "Functional Interpolation for Relative Positions Improves Long Context Transformers",
     equations 4, 7 and 8. Initial values, the 10^-6 and the treatment of keys after the query follow the code of Zheng
     et al. 2024, "DAPE", which includes FIRE; the authors' own code was not found.
@@ -60,10 +58,7 @@ class FIRE(Scheme):
         self.inner.reset_parameters()
         self.outer.reset_parameters()
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Function, ...]:
-        """The bias, a function of both positions."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         for positions in (query_positions, key_positions):
             positions.scalar("FIRE")
         broken = BrokenLine(self._away, self._share, self._lines)

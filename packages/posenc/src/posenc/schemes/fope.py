@@ -40,8 +40,6 @@ class FoPE(Scheme):
 
     A key head that several query heads share has one map, so ``num_heads`` is the number of *key* heads.
     Shapes: query (batch, heads, tokens, head_dim), key (batch, num_heads, tokens, head_dim). Sums are in float64.
-    Errors: ValueError for an odd head_dim, a length below 7, in which no frequency turns once, series above K, a base
-    not above 1, a negative strength, an unknown layout, and keys of another number of heads.
     Source: Hua et al. 2024, "Fourier Position Embedding: Enhancing Attention's Periodic Extension for Length
     Generalization", section 4; ``FourierEmbedding`` of the authors' code (TsinghuaC3I/Fourier-Position-Embedding,
     olmo/model.py), which conventions and initial values follow.
@@ -94,7 +92,6 @@ class FoPE(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same map for a key and for the query heads that share it."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, 1, "FoPE")
         mine = self.coefficients if context is None else context.of_heads(self.coefficients, 1)

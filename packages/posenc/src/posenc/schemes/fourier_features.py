@@ -41,9 +41,6 @@ class FourierFeatures(Scheme):
     Parameters: none if fixed, since B is computed from ``seed``; otherwise B (dim/2 x axes), W1 (hidden x dim) and W2
     (dim x hidden) with their biases.
     Shapes: table (rows, tokens, dim); real coordinates (rows, tokens[, axes]).
-    Errors: ValueError for an odd dim or, with ``bands``, one that is not a multiple of 2 axes; for a sigma not above 0;
-    for arguments of random directions beside ``bands``; for a resolution that is not one number above 0 per axis, or
-    that is not for "perceiver"; and for positions with another number of axes.
     Source: Rahimi & Recht 2007, "Random Features for Large-Scale Kernel Machines"; Tancik et al. 2020, "Fourier
     Features Let Networks Learn High Frequency Functions", equation 5 (fixed); Li et al. 2021, "Learnable Fourier
     Features for Multi-Dimensional Spatial Positional Encoding", equations 2 and 3 (learned); Jaegle et al. 2021,
@@ -109,7 +106,6 @@ class FourierFeatures(Scheme):
         return ((1 + share * (ends[:, None] - 1)) / 2)[..., None].mul(each[:, None]).flatten(0, 1)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
-        """The vectors P[x]."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "FourierFeatures")
         unit = 1.0 if self.bands == "nerf" else 2 * math.pi

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from posenc.arguments import whole
 from posenc.encoding.context import Feature, log_gate
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Clock
+from posenc.encoding.pieces import Clock, Pieces
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -29,8 +29,6 @@ class FoX(Scheme):
     cache. F is summed in float64, and differences are computed before rounding where the backend supports it.
 
     The scheme itself has no parameters. Shapes: gates (batch, num_heads, tokens), any number of key heads.
-    Errors: ValueError for num_heads below 1, if the feature is missing or has another number of heads, and for
-    attention to later keys.
     Source: Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate" (arXiv 2503.02130),
     equations 4 to 6, and the authors' layer: a projection with a bias, float32 from the logarithm on.
     """
@@ -43,13 +41,9 @@ class FoX(Scheme):
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """``forgotten``: the cumulative sum of ln f_t."""
         return {"forgotten": Feature(self.num_heads, map=log_gate, is_clock=True, bias=True)}
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Clock, ...]:
-        """F_i - F_j, from the layer's feature."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         return (Clock("forgotten"),)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import check_choice, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Row
+from posenc.encoding.pieces import Pieces, Row
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import alibi_slopes
 from posenc.scheme import Scheme
@@ -37,7 +37,6 @@ class GRAPEA(Scheme):
     It reads queries and keys, so attention runs in blocks of queries, and a cache needs nothing besides the keys.
     Parameters: w (heads), with softplus(w) = 1; u and v (heads x head_dim), from N(0, 1/d).
     Shapes: query (batch, num_heads, queries, head_dim); coordinates of one axis, real.
-    Errors: ValueError for sizes below 1, other gates, and queries of another head_dim or number of heads.
     Source: Zhang et al. 2025, "Group Representational Position Encoding" (arXiv 2512.07805), and the authors'
     code (model-architectures/GRAPE, llama-mha-grape-a-keygated.py, -querygated.py and -querykeygated.py), which divides
     the products of the gates by sqrt(d). Without gates it is `ALiBi`; with a sum of gates along the text, `FoX`.
@@ -64,10 +63,7 @@ class GRAPEA(Scheme):
             if vectors is not None:
                 nn.init.normal_(vectors, std=self.head_dim**-0.5)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Row, ...]:
-        """The score less the distance times its rate."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         return (Row(partial(self._lowered, Context() if context is None else context)),)
 
     def _lowered(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc.arguments import number, whole
 from posenc.encoding.context import Feature
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Meeting
+from posenc.encoding.pieces import Distance, Meeting, Pieces
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import Scaled, grown, in_double, unchanged
@@ -34,7 +34,6 @@ class Inkling(Scheme):
     `posenc.models.ForwardPass.features`. Parameters: B, from N(0, 0.02^2).
     Shapes: profile (batch, num_heads, queries, width). Coordinates must be int64, of one axis. Nothing is added beyond
     the extent, so distant keys have no extra cost. Cost: one product of width x extent per query.
-    Errors: ValueError for sizes below 1, for a clip not above 0, and if the feature is missing or has another width.
     Source: the model Inkling in transformers (modeling_inkling.py, `InklingRelativeLogits` and `InklingAttention`),
     with d_rel = 16 and rel_extent = 1024 in global layers, the window in local ones. Its softmax scale is 1/head_dim:
     pass it to `attention`. There p counts cache slots; here p is the token's position.
@@ -69,7 +68,6 @@ class Inkling(Scheme):
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """``profile``: r, clipped, and scaled like the query."""
         if self.length is None and self.clip is None:
             return {"profile": Feature(self.num_heads, self.width)}
         of_layer = partial(_of_layer, self.clip, self.length, self.strength)
@@ -83,15 +81,11 @@ class Inkling(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation | None:
-        """The factor of queries, with ``length``."""
         if self.length is None:
             return None
         return Rotation(Scaled(_factor(self.length, self.strength, positions, dtype)), unchanged)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Meeting, ...]:
-        """r_i . B[p_i - p_j]."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         distance = Distance("Inkling", integral=True, tail="constant", past=self.extent)
         return (Meeting(self._at, distance, feature="profile"),)
 
@@ -102,7 +96,6 @@ class Inkling(Scheme):
 
 
 def _factor(length: int, strength: float, positions: Positions, dtype: torch.dtype) -> Tensor:
-    """(rows, 1, tokens, 1)."""
     n = in_double(positions.scalar("Inkling")) + 1
     return grown(n, length, strength)[:, None, :, None].to(dtype=dtype, device=positions.device)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.pieces import Bias, Distance, Pieces
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -35,7 +35,6 @@ class KERPLE(Scheme):
     Parameters: p and a, one each per head; p from U(0, 2), a from U(0, 1). The authors share them between layers.
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis.
     Cost: one number per head and pair, computed for each distance.
-    Errors: ValueError for num_heads below 1, an unknown form, or queries with another number of heads.
     Source: Chi, Fan, Ramadge & Rudnicky 2022, "KERPLE: Kernelized Relative Positional Embedding for Length
     Extrapolation", equations 6 and 7, and the authors' code (megatron/mpu/layers.py). Its variants that also multiply
     the score by a kernel are not implemented.
@@ -54,10 +53,7 @@ class KERPLE(Scheme):
         nn.init.uniform_(self.p, 0, 2)
         nn.init.uniform_(self.a, 0, 1)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Bias, ...]:
-        """The bias, a function of the distance only."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         return (Bias(self._bias, Distance("KERPLE", num_heads=self.num_heads)),)
 
     def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:

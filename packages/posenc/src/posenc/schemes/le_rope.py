@@ -27,7 +27,6 @@ class LeRoPE(Rotary):
 
     Shapes are as for `RoPE`. For the given alpha, angles are exact to float32 up to position 2^20. alpha has the
     module's dtype: at position p a rounding error eps of alpha changes the angle by p theta_k eps.
-    Errors: ValueError as for `RoPE`.
     Source: transformers' mistral_large4, for name and formula; no paper was found.
     """
 

@@ -36,7 +36,6 @@ class Learned(Scheme):
         nn.init.normal_(self.weight, std=0.02)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
-        """The rows W[p]."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         return self.weight[table_index(positions, "Learned", self.max_positions)].to(dtype)

@@ -36,8 +36,6 @@ class LieRE(Scheme):
     x b product per token and block in every layer.
 
     Shapes: coordinates (rows, tokens, axes), real; query and key (batch, heads, tokens, head_dim).
-    Errors: ValueError for a block below 2 or above head_dim, an extent not above 0, positions of another number of
-    axes, and keys of another number of heads.
     Source: Ostmeier et al. 2024, "LieRE: Generalizing Rotary Position Encodings" (arXiv 2406.10322), after the authors'
     README and code (``models/rope_vit.py`` of github.com/StanfordMIMI/LieRE), not the paper's text. Both have U(0, 2
     pi), as here. The code also subtracts 1/2 from every entry, which cancels in upper - upper^T.
@@ -71,7 +69,6 @@ class LieRE(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same rotation for a key and for the query heads that share it."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "LieRE")
         mine = self.generators[:, None] if self.num_heads is None else self.generators
@@ -93,7 +90,6 @@ class BlockRotation:
     head_dim: int
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
-        """The rotated x, in x's dtype. Raises ValueError for a shape that does not match the matrices."""
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
         matrices = shared_by(self.matrices, x.size(1)) if x.dim() == 4 else self.matrices

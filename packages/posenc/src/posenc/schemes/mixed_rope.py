@@ -37,8 +37,6 @@ class MixedRoPE(Scheme):
 
     Shapes: coordinates (rows, tokens, 2), row before column as in `Positions.grid`; query (batch, heads, tokens,
     head_dim), key (batch, num_heads, tokens, head_dim). A token at (0, 0), such as a class token, is unchanged.
-    Errors: ValueError for a rotary_dim that is not a multiple of 4 within head_dim, a base not above 1, positions that
-    do not have two axes, and keys of another number of heads.
     Source: Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", section 3.2; conventions and initial
     values follow init_2d_freqs and compute_mixed_cis of the authors' code.
     """
@@ -70,7 +68,6 @@ class MixedRoPE(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same rotation for a key and for the query heads that share it."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, 2, "MixedRoPE", "Positions.grid(height, width)")
         y, x = in_double(coords)[:, None, :, :, None].unbind(-2)

@@ -36,7 +36,6 @@ class SliceRotation:
         return self.whole.sin
 
     def __call__(self, x: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch heads tokens width"]:
-        """The rotated x. Raises ValueError unless it has all channels of a head or only the rotated ones."""
         turning = self.whole.head_dim - self.whole.first
         if x.size(-1) == turning:
             return replace(self.whole, first=0, head_dim=turning)(x)
@@ -67,7 +66,6 @@ class MLA(Rotary):
     transformers moves the even channels of the slice before the odd ones when it rotates, in both q and k, so scores
     are the same. Nothing is learned: the projections belong to the model.
     Shapes and precision are as for `RoPE`.
-    Errors: ValueError for a rope_dim above head_dim or odd, and for tensors of another width.
     Source: DeepSeek-AI 2024, "DeepSeek-V2", equations 9 to 19 and section 2.1.3; read in transformers' deepseek_v3.
     """
 
@@ -93,7 +91,6 @@ class MLA(Rotary):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The rotation of the last channels, of whole heads or of the slice."""
         made = super().rotation(positions, dtype, context).query
         assert isinstance(made, PairRotation)
         turn = SliceRotation(made)

@@ -47,9 +47,6 @@ class MRoPE(Rotary):
 
     Shapes: coordinates (rows, tokens, 3) in the order time, row, column; query and key (batch, heads, tokens,
     head_dim), any floating dtype.
-    Errors: ValueError for an odd head_dim, an unknown form, sections that are not three numbers with the sum
-    head_dim/2, unequal n_h and n_w for "ernie" and "videorope", a base not above 1, and positions that do not have
-    three axes, since one coordinate cannot represent the tokens after an image.
     Source: Wang et al. 2024, "Qwen2-VL", section 2.1; the forms as in transformers 5.23.0 (Qwen2VLRotaryEmbedding,
     Qwen3VLTextRotaryEmbedding, Ernie4_5_VLMoeTextRotaryEmbedding), which were read; Wei et al. 2025, "VideoRoPE",
     section 4, and its code (Wiselnn570/VideoRoPE, modeling_videorope.py).

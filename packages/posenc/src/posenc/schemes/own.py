@@ -159,7 +159,6 @@ def _module(name: str, folder: str, where: str) -> ModuleType:
 
 
 def _is_name(name: str) -> bool:
-    """Whether an import statement can have it."""
     return all(part.isidentifier() for part in name.split("."))
 
 

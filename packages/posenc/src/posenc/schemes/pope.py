@@ -56,7 +56,6 @@ class PoPE(Scheme):
     Learned: a number per channel and head. Cost: attention with q and k of 2d channels; values are unchanged.
     Shapes: query and key (batch, heads, tokens, head_dim) in any floating dtype; phases are exact to float32 up to
     position 2^20. Positions may be fractional or negative.
-    Errors: ValueError for a base not above 1, queries of other heads, and positions of several axes.
     Source: Gopalakrishnan et al. 2025, "Decoupling the What and Where With Polar Coordinate Positional Embeddings"
     (arXiv 2509.10534). The authors' code was not available; the formula follows x-transformers and lucidrains'
     PoPE-pytorch, whose option to initialize delta uniformly is not supported.
@@ -86,7 +85,6 @@ class PoPE(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The maps of queries and keys, which double the width."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, 1, "PoPE")[..., 0]
         theta = frequencies(2 * self.head_dim, self.base, coords.device)  # base^(-c/d)

@@ -148,7 +148,6 @@ class QueryScale(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """c(n) for the queries, and unchanged keys."""
         coords = positions.scalar("QueryScale")
         if self.needs_lengths:
             lengths = positions.lengths if context is None or context.lengths is None else context.lengths

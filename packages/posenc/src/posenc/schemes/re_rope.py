@@ -34,8 +34,6 @@ class ReRoPE(PairwiseRotary):
 
     Learned: nothing. Cost: two passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
     tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
-    Errors: ValueError for an odd head_dim, a window below 1, a leak outside [0, 1), a base not above 1, an unknown
-    layout, or positions of several axes.
     Source: Su Jianlin 2023, "Transformer upgrade road 12" (kexue.fm/archives/9708); read: ``rerope_patch.py`` and
     ``leaky_rerope_patch.py`` of github.com/bojone/rerope. It uses |d| < w, which is the same for causal attention.
     """
@@ -57,7 +55,6 @@ class ReRoPE(PairwiseRotary):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The rotation by the position, and a band for pairs at least a window apart."""
         p = positions.scalar("ReRoPE")
         check_held(positions, "ReRoPE")
         w, leak = self.window, self.leak

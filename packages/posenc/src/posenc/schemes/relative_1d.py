@@ -7,7 +7,7 @@ from torch import nn
 
 from posenc.arguments import whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Meeting
+from posenc.encoding.pieces import Distance, Meeting, Pieces
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -37,10 +37,7 @@ class Relative1D(Scheme):
         """R from N(0, 1/d)."""
         nn.init.normal_(self.weight, std=self.head_dim**-0.5)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Meeting, ...]:
-        """q_i . R[p_j - p_i + N - 1] / sqrt(d)."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         table = self.weight if self.weight.dim() == 3 else self.weight[None]
         distance = Distance("Relative1D", integral=True, reach=(self.max_positions,), num_heads=self.num_heads)
         return (Meeting(lambda r: table[:, r + self.max_positions - 1], distance),)

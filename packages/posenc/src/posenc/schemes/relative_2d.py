@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import check_choice, sides, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Meeting
+from posenc.encoding.pieces import Distance, Meeting, Pieces
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
@@ -66,10 +66,7 @@ class Relative2D(Scheme):
         for table in self.parameters():
             nn.init.normal_(table, std=0.02 if self.convention == "sam" else self.head_dim**-0.5)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Meeting, ...]:
-        """q_i . (R_h + R_w), divided or not: a term for each axis."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         return tuple(self._along(axis) for axis in range(2))
 
     def _along(self, axis: int) -> Meeting:

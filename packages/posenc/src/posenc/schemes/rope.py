@@ -45,10 +45,6 @@ class RoPE(Rotary):
 
     Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; angles are exact to float32 up to
     position 2^20 whatever the dtype. Positions may be fractional or negative.
-    Errors: ValueError for a rotary_dim that is above head_dim or not a multiple of 2 axes, a base not above 1, an
-    unknown layout, heads that are not within num_heads, imaginary heads beside rotated ones, an allocation that is not
-    one axis per pair, a scaling that is not a function, a dictionary with a key that is unknown or missing, or
-    positions with another number of axes; and, with imaginary heads, for queries of another number of heads.
     Source: Su et al. 2021, "RoFormer", equations 14, 15 and 34; Heo et al. 2024, "Rotary Position Embedding for Vision
     Transformer", whose axial form has two axes; Wang et al. 2024, "Qwen2-VL", section 2.1, for the allocation;
     Liu et al. 2025, "Beyond Real: Imaginary Extension of Rotary Position Embeddings" (arXiv 2512.07525), and its code

@@ -48,8 +48,6 @@ class RoPE3D(Rotary):
 
     Shapes: coordinates (rows, tokens, 3) in the order time, row, column; query and key (batch, heads, tokens,
     head_dim), any floating dtype. A token at (0, 0, 0) is unchanged.
-    Errors: ValueError for shares that are not three even numbers with the sum head_dim, or any in "vjepa2", a base not
-    above 1, and positions of other than three axes.
     Source: the code of Wan 2.1 (rope_params and rope_apply of wan/modules/model.py), which was read; CogVideoX as in
     diffusers (get_3d_rotary_pos_embed) and HunyuanVideo's rope_dim_list, read in copies. "vjepa2": Assran et al. 2025,
     "V-JEPA 2: Self-Supervised Video Models Enable Understanding, Prediction and Planning"; transformers 5.23.0,
@@ -94,7 +92,6 @@ class RoPE3D(Rotary):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same map for queries and keys."""
         rotation = super().rotation(positions, dtype, context)
         if self.form == "rotation":
             return rotation
@@ -119,7 +116,6 @@ class EachChannel:
     head_dim: int
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
-        """The mapped x, in x's dtype. Raises ValueError for a shape that does not match."""
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
         check_fits("the rotation", self.cos.shape[:-1], x)

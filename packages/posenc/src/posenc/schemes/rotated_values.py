@@ -26,7 +26,6 @@ class RotatedValues(Rotary):
 
     Shapes: query, key and value (batch, heads, tokens, head_dim), values as wide as keys. Precision is as for `RoPE`.
     Nothing is learned. The factor of a ``scaling`` applies only to queries and keys (V4 sets that of YaRN to 1).
-    Errors: ValueError for a rotary_dim above head_dim or odd, and in ``encoding.rotate``, which cannot rotate values.
     Source: DeepSeek-V4's report was not read; the formula was read in transformers' deepseek_v4.
     """
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.arguments import number, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.pieces import Bias, Distance, Pieces
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import exact, frequencies, phases
 from posenc.scheme import Scheme
@@ -31,7 +31,6 @@ class Sandwich(Scheme):
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis; phases are exact to float32 up to
     position 2^20.
     Cost: one number per head and pair, from D/2 cosines for each distance.
-    Errors: ValueError for num_heads below 1, an odd dim, a base not above 1, or queries with another number of heads.
     Source: Chi, Fan, Rudnicky & Ramadge 2023, "Dissecting Transformer Length Extrapolation via the Lens of Receptive
     Field Analysis", section 5, after NVIDIA's port in NeMo, which has the formula above; the authors' code was not
     found. Another public port omits the cosine, which makes the bias linear.
@@ -44,10 +43,7 @@ class Sandwich(Scheme):
             raise ValueError(f"dim must be positive and even (channels come in pairs), got {dim}")
         self.base = number("base", base, above=1)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Bias, ...]:
-        """The bias, a function of the distance only."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         return (Bias(self._bias, Distance("Sandwich", num_heads=self.num_heads)),)
 
     def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:

@@ -35,7 +35,6 @@ class Segment(Scheme):
         nn.init.normal_(self.weight, std=0.02)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
-        """The rows W[segment]."""
         check_type("positions", positions, Positions)
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         if positions.segment is None:

@@ -35,8 +35,6 @@ class SelectiveRoPE(ClockRotary):
     The scheme itself has no parameters. A key head that several query heads share has one angle, so ``num_heads`` is
     the number of *key* heads. Sums and angles are computed in float64; a cache keeps the sums beside the keys.
     Shapes: turned (batch, num_heads, tokens, head_dim/2); query (batch, heads, tokens, head_dim).
-    Errors: ValueError for an odd head_dim, a base not above 1, an unknown layout, keys of another number of heads, and
-    if the feature is missing or has another shape.
     Source: Movahedi et al. 2026, "Selective Rotary Position Embedding" (arXiv 2511.17388), and the authors' code,
     timurcarstensen/selective-rope: ``modules/rotary.py``, with its base and layout as defaults here.
     """
@@ -47,7 +45,6 @@ class SelectiveRoPE(ClockRotary):
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """``turned``: the cumulative sum of a."""
         return {"turned": Feature(self.num_heads, self.head_dim // 2, is_clock=True, rotates=True)}
 
     def frequencies(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:

@@ -32,8 +32,6 @@ class SelfExtend(PairwiseRotary):
 
     Learned: nothing. Cost: two passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
     tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
-    Errors: ValueError for an odd head_dim, a group or a window below 1, a base not above 1, an unknown layout, or
-    positions of several axes.
     Source: Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (arXiv 2401.01325),
     section 3; read: ``self_extend_patch/Llama.py`` and ``selfextend_flash_attn.py`` of github.com/datamllab/LongLM,
     whose ``group_size_1`` is G and ``group_size_2`` is w. It shifts the queries of a whole text by w - w/G, which is
@@ -49,7 +47,6 @@ class SelfExtend(PairwiseRotary):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The rotation by the position and, for pairs at least a window apart, by the group."""
         p = positions.scalar("SelfExtend")
         check_held(positions, "SelfExtend")
         grouped = p.div(self.group, rounding_mode="floor")

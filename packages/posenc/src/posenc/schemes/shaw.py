@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_flag, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Meeting, Value
+from posenc.encoding.pieces import Distance, Meeting, Pieces, Value
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -32,7 +32,6 @@ class Shaw(Scheme):
     Shapes: query (batch, heads, queries, head_dim); value of the same head_dim. Coordinates must be int64.
     Cost: q times a table, (queries x (2k + 1)) per head, and the attention weight per distance; never queries x keys x
     d.
-    Errors: ValueError for another head_dim or number of heads, both tables omitted, or fractional coordinates.
     Source: Shaw, Uszkoreit & Vaswani 2018, "Self-Attention with Relative Position Representations", equations 3 and 4.
     """
 
@@ -63,10 +62,7 @@ class Shaw(Scheme):
         for table in self.parameters():
             nn.init.uniform_(table, -bound, bound)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Meeting, ...]:
-        """q_i . K[c] / sqrt(d)."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         if self.key_table is None:
             return ()
         return (Meeting(self._rows(self.key_table), self._distance),)
@@ -74,7 +70,6 @@ class Shaw(Scheme):
     def value(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Value, ...]:
-        """V[c], weighted by attention."""
         return () if self.value_table is None else (Value(self._rows(self.value_table), self._distance),)
 
     @property

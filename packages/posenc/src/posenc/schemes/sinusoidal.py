@@ -33,8 +33,6 @@ class Sinusoidal(Scheme):
     of P[p] that depends only on k, and any real position has a vector. Nothing is learned.
 
     Shapes: table (rows, tokens, dim), float32 or float64, accurate to that dtype up to position 2^20 and beyond.
-    Errors: ValueError for a dim that is not a multiple of 2 axes, a base not above 1, an unknown layout, or positions
-    of another number of axes.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5 (interleaved); Dai et al. 2019,
     "Transformer-XL", whose code concatenates; He et al. 2022, "Masked Autoencoders", whose code concatenates on two
     axes and, despite its variable names, puts the column first. tensor2tensor: the first Transformer's code
@@ -63,14 +61,12 @@ class Sinusoidal(Scheme):
         self.dim, self.base, self.layout, self.axes = dim, number("base", base, above=1), layout, axes
 
     def _frequencies(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
-        """theta_k of one axis."""
         dim, base = self.dim // self.axes, self.base
         if self.layout == "tensor2tensor":
             base **= dim / max(dim - 2, 1)  # base^(-k/(dim/2 - 1)); a single pair has the frequency 1
         return frequencies(dim, base, device)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
-        """The vectors P[p]."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "Sinusoidal")
         theta = self._frequencies(coords.device)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc.arguments import number
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Function
+from posenc.encoding.pieces import Distance, Function, Pieces
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import widest
 from posenc.scheme import Scheme
@@ -22,7 +22,6 @@ class Softcap(Scheme):
 
     It does not encode positions. It is a scheme because its order among the score terms matters. Nothing is learned.
     Cost: a tanh of every score. Any number of coordinates per token.
-    Errors: ValueError for a cap that is not above 0.
     Source: Gemma 2 (2024), section 2, with cap 50 in attention; the form is that of Bello et al. 2016 (arXiv
     1611.09940), section 4. As in transformers (models/gemma2), it comes after the scale and before the mask.
     """
@@ -33,9 +32,7 @@ class Softcap(Scheme):
         super().__init__()
         self.cap = number("cap", cap, above=0)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Function, ...]:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         """cap tanh(s_ij / cap). The cap is a coefficient that does not depend on distance."""
         axis, caps = (None, self._caps_of_each) if query_positions.coords.dim() == 3 else (0, self._caps)
         distance = Distance("Softcap", axis=axis, tail="constant")

@@ -46,8 +46,6 @@ class STRING(Scheme):
     call for "cayley".
 
     Shapes: coordinates (rows, tokens, axes), real; query and key (batch, heads, tokens, head_dim).
-    Errors: ValueError for an odd head_dim or one below 2 axes, an unknown form, a base not above 1, positions of
-    another number of axes, and keys of another number of heads.
     Source: Schenck et al. 2025, "Learning the RoPEs: Better 2D and 3D Position Encodings with STRING", definition 3.1,
     theorem 3.4 and equations 9 to 11; the authors' code was not found.
     """
@@ -103,7 +101,6 @@ class STRING(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same rotation for a key and for the query heads that share it."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "STRING")
         basis, theta = self._basis(context), self._theta(context)
@@ -120,13 +117,11 @@ class STRING(Scheme):
         return in_double(parameter)
 
     def _theta(self, context: Context | None) -> Float64[Tensor, "axes heads pairs"]:
-        """f."""
         if self.form == "cayley":
             return self._mine(self.frequencies, 1, context)
         return 2 * self._mine(self.circulant, 1, context) @ self._fourier(torch.sin)[: self.head_dim // 2].mT
 
     def _basis(self, context: Context | None) -> Float64[Tensor, "heads d d"]:
-        """P."""
         if self.form == "cayley":
             upper = self._mine(self.skew, 0, context).triu(1)
             skew = upper - upper.mT
@@ -139,7 +134,6 @@ class STRING(Scheme):
         return torch.where(is_single[:, None], rows / math.sqrt(2), rows)[None]
 
     def _fourier(self, wave: Callable[[Tensor], Tensor]) -> Float64[Tensor, "waves d"]:
-        """cos or sin of 2 pi m t/d, m = 0 .. d/2."""
         device = in_double(self.circulant).device
         m, t = (torch.arange(n, device=device) for n in (self.head_dim // 2 + 1, self.head_dim))
         angle = (m[:, None] * t % self.head_dim).double() * (2 * math.pi / self.head_dim)
@@ -154,7 +148,6 @@ class InBasis:
     turn: PairRotation
 
     def __call__(self, x: Float[Tensor, "batch heads tokens d"]) -> Float[Tensor, "batch heads tokens d"]:
-        """The rotated x, in x's dtype. Raises ValueError like `PairRotation`."""
         if x.size(-1) != self.turn.head_dim:
             return self.turn(x)  # raises
         dtype = torch.promote_types(x.dtype, torch.float32)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from posenc.arguments import check_flag, sides, whole
 from posenc.encoding.claims import coordinates
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Distance, Function, plus
+from posenc.encoding.pieces import Bias, Distance, Function, Pieces, plus
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.tiles import check_reach
 from posenc.scheme import Scheme
@@ -61,10 +61,7 @@ class Swin(Scheme):
         """B from N(0, 0.02^2)."""
         nn.init.trunc_normal_(self.weight, std=0.02)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Bias | Function, ...]:
-        """B at both differences."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         distance = self._distance
         if not self.class_token:
             return (Bias(self._bias, distance),)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import sides, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.pieces import Bias, Distance, Pieces
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, uninitialized
@@ -73,7 +73,6 @@ class SwinV2(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """Normalizes queries and keys, and multiplies queries by the head's scale."""
         tau = self.tau if context is None else context.of_heads(self.tau, 0)
         scale = tau.to(dtype).clamp(max=STEEPEST).exp()[:, None, None]
 
@@ -84,9 +83,7 @@ class SwinV2(Scheme):
 
         return Rotation(scaled, lambda key: _unit(key).to(key.dtype))
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Bias, ...]:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         """The bias, from a table of all differences that is computed once."""
         height, width = self.grid
         table = self._table(query_positions.device)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_flag, number, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.pieces import Bias, Distance, Pieces
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import constant
 from posenc.scheme import Scheme
@@ -56,9 +56,6 @@ class T5(Scheme):
     need the width of the model. T5 shares one table between all layers of a stack.
     Shapes: score (batch, num_heads, queries, keys); coordinates (rows, tokens), int64, or (rows, tokens, axes).
     Cost: one number per head and pair, read from a table of all distances up to the last bucket, on both sides.
-    Errors: ValueError for num_heads below 1, num_buckets below 2 (below 4 or odd, if bidirectional), a max_distance not
-    above the distances with their own bucket, an axis outside 0 .. axes - 1, queries with another number of heads,
-    positions of another number of axes, or fractional coordinates on one axis.
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
     section 2.1, and the authors' code for the buckets. Documents: Xu et al. 2021, "LayoutLMv2: Multi-modal Pre-training
     for Visually-rich Document Understanding"; transformers, LayoutLMv3Encoder and RelativePositionBiasBase
@@ -101,10 +98,7 @@ class T5(Scheme):
         """W uniform within sqrt(6 / (B + H))."""
         nn.init.xavier_uniform_(self.weight)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Bias, ...]:
-        """W[bucket(n), h], a function of the distance only."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         distance = Distance(
             "T5",
             self.axis,

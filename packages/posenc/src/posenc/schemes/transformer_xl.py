@@ -42,8 +42,6 @@ class TransformerXL(Scheme):
     different W may share u, v and w between them, as in the paper: ``share_biases`` sets whether `another` shares them.
     XLNet does not.
     Shapes: query (batch, num_heads, queries, head_dim). Any real positions, of one axis.
-    Errors: ValueError for an odd dim, a base not above 1, another head_dim or number of heads, and with ``segments``
-    for positions without segments.
     Source: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixed-Length Context", section 3.3;
     segments: Yang et al. 2019, "XLNet" (arXiv 1906.08237), section 2.5, whose names in its code are r_w_bias = u,
     r_r_bias = v, r_s_bias = w and seg_embed = e. Both divide by sqrt(d) after adding all terms.
@@ -100,7 +98,6 @@ class TransformerXL(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Fold | Meeting, ...]:
-        """All terms but the first, which is the score itself."""
         u = Fold("TransformerXL", query=self.content_bias[None, :, None])
         distance = Distance("TransformerXL", num_heads=self.num_heads)
         theta = frequencies(self.dim, self.base, query_positions.device)
@@ -124,7 +121,6 @@ class TransformerXL(Scheme):
         return content, of_query, added(u, block).expand_as(content), of_both - of_query
 
     def _sinusoid(self, r: Tensor) -> Float[Tensor, "1 ... dim"]:
-        """R at p_i - p_j = -r, where r is key minus query."""
         angle = phases(-r, frequencies(self.dim, self.base, r.device))
         dtype = torch.promote_types(self.projection.dtype, torch.float32)
         return torch.cat((angle.sin(), angle.cos()), -1).to(dtype=dtype, device=r.device)[None]

@@ -81,7 +81,6 @@ class TUPE(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The maps that concatenate projected positions to queries and keys."""
         index = table_index(positions, "TUPE", self.max_positions)
         rows = self.embedding.weight[index].to(dtype)
         rows = F.layer_norm(rows, (self.width,), self.norm.weight.to(dtype), self.norm.bias.to(dtype), self.norm.eps)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from posenc.arguments import whole
 from posenc.encoding.context import Feature, log_gate
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Fading
+from posenc.encoding.pieces import Fading, Pieces
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -40,8 +40,6 @@ class Wall(Scheme):
     The scheme itself has no parameters. Shapes: kept (batch, num_heads, tokens, head_dim), any number of key heads.
     Cost: two products of queries and keys; a cache with ``num_heads * head_dim`` float64 numbers more per token, and a
     decoding step takes an exponential of each.
-    Errors: ValueError for sizes below 1, without a causal mask, for queries of another width, and if the feature is
-    missing or has another shape.
     Source: Pai et al. 2026, "Wall Attention: Length Generalization With Diagonal Gates" (blog of Tilde Research), and
     the authors' code in flash-linear-attention 0.6: ``layers/wall_attn.py``, ``ops/wall_attn/naive.py``.
     """
@@ -54,13 +52,9 @@ class Wall(Scheme):
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """``kept``: the cumulative sum of ln f_t, for each channel."""
         return {"kept": Feature(self.num_heads, self.head_dim, map=log_gate, is_clock=True, bias=True)}
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Fading, ...]:
-        """The gates of each channel, from the layer's feature."""
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         return (Fading("Wall", "kept"),)
 
 

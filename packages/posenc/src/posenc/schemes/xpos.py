@@ -48,7 +48,6 @@ class Decaying:
     span: float | None  # the distance of the first query from the last; None: unknown
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
-        """The rotated and scaled x, in x's dtype, rounded once."""
         reach = reach_of(x.dtype, self.fastest)
         # Compared first, so that a dynamic graph is not specialized to this length.
         blocks = 1 if self.span is None or self.span <= reach else math.ceil(self.span / reach)
@@ -100,9 +99,6 @@ class XPos(PairwiseRotary):
     The authors' code counts from the middle of the text, so its cached keys go stale as the text grows. Nothing is
     learned. Cost: a pass over q and over all keys per layer. Shapes: query and key (batch, heads, tokens, head_dim),
     any floating dtype; angles are exact to float32 up to position 2^20. Positions may be fractional.
-    Errors: ValueError for an odd head_dim, a base not above 1, a scale_base not above 0, positions of several axes,
-    attention to later keys, and composition with a scheme whose terms read q or k separately (Shaw,
-    Transformer-XL, CoPE, ...), since these depend on the origin.
     Source: Sun et al. 2022, "A Length-Extrapolatable Transformer" (arXiv 2212.10554), section 3.2; the numbers were
     read in copies of torchscale's `XPOS` and in x-transformers.
     """
@@ -128,7 +124,6 @@ class XPos(PairwiseRotary):
     def bind(
         self, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]
     ) -> Encoding:
-        """The encoding, with positions relative to the queries."""
         rotations = (self._between(queries, keys, dtype),) if "rotate" in doors else ()
         back = (("XPos", self.looks_back),)
         return Encoding(queries, keys, rotations=rotations, context=context, looks_back=back, _scale=self.scale)
@@ -136,7 +131,6 @@ class XPos(PairwiseRotary):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The maps of queries and keys where both are the same tokens."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         return self._between(positions, positions, dtype)
 

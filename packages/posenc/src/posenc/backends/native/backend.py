@@ -89,7 +89,6 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _arguments(call: Call, given: Given) -> tuple[object, ...]:
-    """Those of the operator that are given, with cos and sin where the kernel rotates."""
     if call.turn is None:
         return given.arguments()
     for side, x, turn in (("query", call.query, call.turn.query), ("key", call.key, call.turn.key)):
@@ -107,7 +106,6 @@ def keeps_bfloat16(call: Call) -> bool:
 
 
 def _operands(call: Call, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value in the kernel's dtype."""
     dtype = torch.bfloat16 if keeps_bfloat16(call) else call.dtype
     return call.query.to(dtype), key.to(dtype), call.value.to(dtype)
 

@@ -394,7 +394,6 @@ def build_best(
 
 
 def _is_fresh(path: Path, by: Compiler, command: str) -> bool:
-    """Whether the library was built by this compiler with this command."""
     try:
         record = read(path)
     except UnavailableError:
@@ -431,7 +430,6 @@ def _made(
 
 
 def _keep(made: Path, path: Path, precision: str, level: Level, by: Compiler) -> None:
-    """Stores the library and its record, replacing the previous ones."""
     content = made.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     named = f"attention-{precision}-{level.name}-{digest[:16]}{SUFFIX}"

@@ -311,7 +311,6 @@ class _Kernel:
         return found
 
     def run(self, is_backward: bool) -> None:
-        """Runs a pass."""
         kernel, call = library(self.query.dtype), self.call
         _check_fields(kernel)
         kernel.posenc_work.restype = ctypes.c_int64
@@ -370,7 +369,6 @@ def _check_fields(kernel: ctypes.CDLL) -> None:
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of scores, sums and tables."""
     return torch.promote_types(dtype, torch.float32)
 
 

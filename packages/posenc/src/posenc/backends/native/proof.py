@@ -206,7 +206,6 @@ NO_FUNCTION, RELU, RELU_LAST, CAP, CAP_LAST = [0, 0], [1, 0], [1, 1], [2, 0], [2
 
 
 def _tables(*names: str, tail: int | None = TAIL, function: list[int] = NO_FUNCTION) -> Callable[[Question], Term]:
-    """Tables by distance, clipped or for all distances."""
 
     def make(ask: Question) -> Term:
         ends = ask.reach if tail is None else (-tail, tail)
@@ -220,7 +219,6 @@ def _tables(*names: str, tail: int | None = TAIL, function: list[int] = NO_FUNCT
 
 
 def _also(*terms: Callable[[Question], Term], **more: Callable[[Question], Tensor]) -> Callable[[Question], Term]:
-    """All of these terms, with the function of the last, and more tensors."""
 
     def make(ask: Question) -> Term:
         found: dict[str, Tensor] = {}
@@ -250,7 +248,6 @@ TURNS = {"turned queries and keys (half)": [0, 0], "turned queries and keys (som
 
 
 def _turned(pairs: int) -> Callable[[Question], Term]:
-    """Queries and keys that the kernel rotates, with the same angles for all heads or separate ones."""
 
     def make(ask: Question) -> Term:
         at, found = ask.place, dict[str, Tensor]()
@@ -289,7 +286,6 @@ def _lengths_of_keys(ask: Question) -> Tensor:
 
 
 def _broken(ask: Question) -> Term:
-    """A piecewise linear function of x = away(r) share with four pieces."""
     low, high = ask.reach
     away = torch.arange(low, high + 1).neg().clamp(min=0).double() / 64
     share = (2.0 ** -(ask.query_positions.coords % 4).double()).expand(ask.place.batch, -1)
@@ -302,7 +298,6 @@ def _broken(ask: Question) -> Term:
 
 
 def _plane(*names: str) -> Callable[[Question], Term]:
-    """Terms by two coordinates."""
 
     def make(ask: Question) -> Term:
         at, entries = ask.place, ask.reach[1] - ask.reach[0] + 1

@@ -91,7 +91,6 @@ class _Lines(Given):
 
 
 def _on_both_sides(start: int, end: int, device: torch.device) -> Tensor:
-    """The distances -start, start, -end, end."""
     side = torch.arange(-1, 2, 2, device=device)  # made there: a copy would wait for the device
     return torch.cat((side * start, side * end))
 

@@ -330,7 +330,6 @@ def split(launch: Launch) -> tuple[Tensor, Tensor]:
 
 
 def _up(n: int) -> int:
-    """The least power of two that is not below n."""
     return 1 << (n - 1).bit_length()
 
 
