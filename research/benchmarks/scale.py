@@ -37,7 +37,7 @@ from posenc.distributed.counts import Sizes, count, groups
 from posenc.distributed.ring import Part
 from posenc.distributed.sharding import Needs
 from posenc.models import forward_pass
-from posenc.positions.orders import ORDERS, indices
+from posenc.positions.layout import ORDERS, indices
 from posenc.positions.tiles import Visibility, check_window, visible
 
 METHODS = ("gather", "ring", "ulysses")

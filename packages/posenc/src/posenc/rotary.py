@@ -108,7 +108,6 @@ class Rotary(Scheme):
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether rotations depend on the current length of the text, so that rotated keys cannot be cached."""
         return bool(getattr(self.scaling, "needs_lengths", False))
 
     def frequencies(
@@ -124,7 +123,6 @@ class Rotary(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same rotation for queries and keys."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         # Small loops: on a busy machine, each would wait for its slowest thread.
         with nullcontext() if torch.compiler.is_compiling() else compat.by_itself():
@@ -190,7 +188,6 @@ class PairwiseRotary(Scheme):
 
     @property
     def needs_raw_keys(self) -> bool:
-        """True: no key has a single rotation that could be cached."""
         return True
 
     def turned_to(self, coords: Shaped[Tensor, "rows tokens"], dtype: torch.dtype) -> PairRotation:
@@ -226,7 +223,6 @@ class ClockRotary(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The rotation by the feature of each layer."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         (feature,) = self.features
         theta = self.frequencies(positions.device)

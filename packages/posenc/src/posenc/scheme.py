@@ -366,17 +366,14 @@ class Composition(Scheme):
 
     @property
     def parts(self) -> tuple[Scheme, ...]:
-        """The schemes that this one is composed of, with their wrappers."""
         return tuple(self.schemes)  # type: ignore[arg-type]  # a wrapper stands for its scheme
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """The names of the doors that any part opens."""
         opened = {door for part in self.parts for door in part.doors}
         return tuple(door for door in DOORS if door in opened)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        """The sum of the vectors that the parts add."""
         tables = [table for part in self.parts if (table := part.table(positions, dtype)) is not None]
         return reduce(torch.add, tables) if tables else None
 
@@ -392,12 +389,10 @@ class Composition(Scheme):
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """The features of all parts. Raises ValueError where two use one name for different features."""
         return wanted_by(self)
 
     @property
     def scale(self) -> float | None:
-        """The scale of the part that has one. Raises ValueError where two do."""
         scales = [part.scale for part in bare_parts(self) if part.scale is not None]
         if len(scales) > 1:
             raise ValueError(one_scale(scales))
@@ -405,24 +400,19 @@ class Composition(Scheme):
 
     @property
     def for_decoders(self) -> bool:
-        """Whether any part is for causal attention only."""
         return any(part.for_decoders for part in bare_parts(self))
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether any part's rotation depends on the length."""
         return any(part.needs_lengths for part in bare_parts(self))
 
     @property
     def needs_raw_keys(self) -> bool:
-        """Whether any part needs unrotated keys."""
         return needs_raw_keys(self)
 
     def another(self) -> Composition:
-        """The composition of copies of the parts."""
         return Composition(*(part.another() for part in self.parts))
 
     def reset_parameters(self) -> None:
-        """Initializes the parameters of every part."""
         for part in self.parts:
             part.reset_parameters()

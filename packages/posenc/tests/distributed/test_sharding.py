@@ -7,8 +7,7 @@ import torch
 
 from posenc import Positions
 from posenc.distributed.sharding import Needs
-from posenc.positions.layout import Layout
-from posenc.positions.orders import ORDERS, indices
+from posenc.positions.layout import ORDERS, Layout, indices
 from posenc.positions.tiles import Visibility, visible
 
 TEXTS = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, Scheme, YaRN
-from posenc.rotation import ramps
+from posenc.rotation import scalings
 from tests.hard.wrong import INF, NAN, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.mutants import Mutant
 from tests.schemes import test_scalings
@@ -17,7 +17,7 @@ from tests.schemes import test_scalings
 RIGHT_KEPT = YaRN._kept
 RIGHT_YARN = YaRN.__call__
 RIGHT_LONG = LongRoPE.__call__
-RIGHT_BLEND = ramps.blend
+RIGHT_BLEND = scalings.blend
 RIGHT_MAGNITUDE = YaRN._magnitude
 
 RIGHT_LLAMA, RIGHT_SHARE = Llama3.__call__, Proportional.__call__
@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant("is dynamic below its factor", YaRN, "__call__", shrinking, by_length),
     Mutant("has one factor of cos and sin for all rows", YaRN, "_magnitude", of_factor, dynamic_magnitudes),
     Mutant(
-        "swaps the parts", ramps, "blend", lambda theta, others, kept: RIGHT_BLEND(others, theta, kept), frequencies
+        "swaps the parts", scalings, "blend", lambda theta, others, kept: RIGHT_BLEND(others, theta, kept), frequencies
     ),
     Mutant("drops attention_factor", YaRN, "__call__", of(RIGHT_YARN, attention_factor=None), magnitudes),
     Mutant("does not lengthen", YaRN, "magnitude", SWITCHED, magnitudes),

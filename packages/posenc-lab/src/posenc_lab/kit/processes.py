@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from posenc.distributed.collectives import gathered
+from posenc.distributed.sharding import gathered
 from posenc_lab.kit.machine import device_of, machine
 
 T = TypeVar("T")

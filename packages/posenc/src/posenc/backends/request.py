@@ -254,11 +254,7 @@ def of_scheme(
 
 
 def default_positions(
-    query: Tensor,
-    key: Tensor,
-    query_positions: Positions | None,
-    key_positions: Positions | None,
-    align: Align | None,
+    query: Tensor, key: Tensor, query_positions: Positions | None, key_positions: Positions | None, align: Align | None
 ) -> tuple[Positions, Positions]:
     for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
         if positions is not None and positions.order.size(1) != x.size(2):

@@ -18,10 +18,9 @@ from posenc.backends.bands import merge, sink_of
 from posenc.backends.request import NO_DEFAULTS
 from posenc.compat import uncompiled
 from posenc.distributed.cache import ShardedCache
-from posenc.distributed.collectives import transposed
 from posenc.distributed.counts import METHODS, Method, Sizes, Work, count, groups, refusals
 from posenc.distributed.ring import Part, Ring, attend_in_ring, parts
-from posenc.distributed.sharding import Needs, Sharding, Shards, check_local, mask_of
+from posenc.distributed.sharding import Needs, Sharding, Shards, check_local, mask_of, transposed
 from posenc.encoding.context import NOTHING, Projected, readings
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pieces import skipped_by_default

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from posenc.backends.bands import merge, sink_of
-from posenc.distributed.collectives import gathered, of_each
-from posenc.distributed.sharding import group_of
+from posenc.distributed.sharding import gathered, group_of, of_each
 from posenc.encoding.context import last_readings, readings
 from posenc.encoding.pieces import gives_weights
 from posenc.models.cache import KVCache, grown

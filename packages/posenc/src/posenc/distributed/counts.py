@@ -16,7 +16,7 @@ from posenc.arguments import check_choice
 from posenc.distributed.sharding import Needs, Sharding, mask_of
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import gives_weights
-from posenc.positions.orders import Order, indices
+from posenc.positions.layout import Order, indices
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Window
 

@@ -39,12 +39,7 @@ class Part:
     needs: Needs
 
 
-def parts(
-    call: LayerCall,
-    encoding: Encoding,
-    visibility: Visibility,
-    sharding: Shards,
-) -> list[Part]:
+def parts(call: LayerCall, encoding: Encoding, visibility: Visibility, sharding: Shards) -> list[Part]:
     """The heads of a call in parts, the same on all processes of the group, which must all call this.
 
     What is beyond a head's horizon has at most half of ``skip_below`` of every row's weight, whatever its queries and

@@ -35,9 +35,8 @@ from posenc.encoding.context import (
     wanted_by_both,
 )
 from posenc.encoding.context import Context as Context
-from posenc.encoding.marks import mark, mark_of
 from posenc.encoding.pieces import Piece, Value, check_sequence
-from posenc.encoding.rotation import Rotation, check_unrotated
+from posenc.encoding.rotation import Rotation, check_unrotated, mark, mark_of
 from posenc.encoding.staleness import (
     MadeWith,
     check_fresh,
@@ -357,10 +356,7 @@ class Encoding:
     def _tensors(self) -> list[Tensor]:
         """The tensors of its rotations and terms, and those that their functions close over."""
         of_pieces = tuple(piece.tensors for piece in self.pieces)
-        return [
-            *tensors_of((self.rotations, of_pieces)),
-            *closed_over((*self.rotations, *self.pieces, *self.values)),
-        ]
+        return [*tensors_of((self.rotations, of_pieces)), *closed_over((*self.rotations, *self.pieces, *self.values))]
 
     def _check_checkpointed(self) -> None:
         """ValueError in a layer that reentrant checkpointing computes again with numbers made before it of parameters,

@@ -135,7 +135,6 @@ class Bias(Piece):
     fades = True
 
     def limits(self, r: Tensor, query_norm: Norm, key_norm: Norm, scale: float) -> Limits | None:
-        """Its numbers."""
         if self.is_planar or self.distance.axis != 0:
             return None
         return self.at(self.distance.clamped(r)).detach().double().cpu(), 0.0
@@ -175,11 +174,9 @@ class Meeting(Piece):
 
     @property
     def reads_vectors(self) -> bool:
-        """Whether there is no feature in place of the query."""
         return self.feature is None
 
     def limits(self, r: Tensor, query_norm: Norm, key_norm: Norm, scale: float) -> Limits | None:
-        """The product of the norms."""
         if self.distance.axis != 0 or self.feature is not None:
             return None
         longest = self.at(self.distance.clamped(r)).detach().norm(dim=-1).amax(-1, keepdim=True).double().cpu()
@@ -201,17 +198,14 @@ class Fold(Piece):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Those that there are."""
         return tuple(x for x in (self.query, self.key) if x is not None)
 
     def mapped(self, change: Change) -> Fold:
-        """The vectors changed."""
         query, key = self.query, self.key
         query = None if query is None else change("query", query)
         return replace(self, query=query, key=None if key is None else change("key", key))
 
     def limits(self, r: Tensor, query_norm: Norm, key_norm: Norm, scale: float) -> Limits | None:
-        """The product of the norms."""
         if self.key is not None or self.query is None or self.query.size(2) != 1:
             return None
         u = self.query.detach()[0, :, 0].norm(dim=-1, keepdim=True).double().cpu()

@@ -36,7 +36,7 @@ from posenc.huggingface.reading import (
 )
 from posenc.huggingface.variants import DividedALiBi, OffsetLearned, OffsetSinusoidal
 from posenc.positions.tiles import Chunk, Window
-from posenc.rotation import ramps
+from posenc.rotation import scalings
 from posenc.rotation.phases import PairLayout
 from posenc.rotation.scalings import NTKAware
 from posenc.schedule import Schedule, ranges
@@ -315,7 +315,7 @@ def deepseek(keys: Keys) -> ModelPositions:
     scale, params = whole_head**-0.5, keys.parameters()
     if params.get("mscale_all_dim") and params.get("rope_type", "default") != "default":
         of_all, factor = params.number("mscale_all_dim"), params.number("factor")
-        scale *= ramps.mscale(math.log(max(factor, 1.0)), of_all) ** 2
+        scale *= scalings.mscale(math.log(max(factor, 1.0)), of_all) ** 2
     scheme = rope + _by_position(keys) if is_mistral else rope
     return described(keys, scheme, None, Layer(scale=scaled(scale, whole_head)))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc.arguments import shown, whole
 from posenc.encoding.context import NOTHING, Features
-from posenc.encoding.marks import mark, mark_of
+from posenc.encoding.rotation import mark, mark_of
 from posenc.positions.layout import join, overlap, skipped
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, bare_parts

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_flag, check_type, shown, whole
-from posenc.positions import orders, validation
+from posenc.positions import validation
+from posenc.positions.layout import OF_SHARD, Layout, Order, Span, document_of_chunk, join, overlap, part_of, read
 from posenc.positions.layout import PADDING as PADDING
-from posenc.positions.layout import Layout, Span, document_of_chunk, join, overlap, read
 from posenc.positions.validation import (
     check_cast,
     check_held,
@@ -407,11 +407,7 @@ class Positions:
 
     @classmethod
     def multimodal(
-        cls,
-        parts: Sequence[int | tuple[int, int, int]],
-        start: int = 0,
-        *,
-        device: torch.device | str | None = None,
+        cls, parts: Sequence[int | tuple[int, int, int]], start: int = 0, *, device: torch.device | str | None = None
     ) -> Positions:
         """One row of text with images or videos in it, coordinates (time, row, column), as M-RoPE defines them.
 
@@ -515,14 +511,14 @@ class Positions:
             return chosen._set(_layout=layout, _is_read=self._is_read and layout.rows is not None)
         return chosen._set(_layout=Layout(chosen.order.size(1), None, self._layout.bounds), _is_read=False)
 
-    def shard(self, of: Any, order: orders.Order = "zigzag") -> Positions:
+    def shard(self, of: Any, order: Order = "zigzag") -> Positions:
         """The tokens that one process of several holds. ``of`` is a mesh of one axis, or (rank, world); for ``order``
         see `posenc.distributed.Sharding`, which also divides tensors and runs attention.
 
         >>> Positions.arange(8).shard((1, 2)).coords
         tensor([[2, 3, 4, 5]])
         """
-        index, world = orders.shard(self.layout, of, order)
+        index, world = part_of(self.layout, of, order)
         return self[index.to(self.device)]._set(_is_shard=world > 1)
 
     def expand(self, rows: int) -> Positions:
@@ -638,7 +634,7 @@ class Positions:
         Raises ValueError for a shard, and for rows that are known to hold several documents.
         """
         if self._is_shard:
-            raise ValueError(orders.OF_SHARD)
+            raise ValueError(OF_SHARD)
         return lengths_of(self.layout, self.coords, self.document)
 
     def __repr__(self) -> str:

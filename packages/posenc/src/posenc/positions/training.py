@@ -172,10 +172,7 @@ def abacus(
 
 
 def bilevel(
-    positions: Positions,
-    ends: Bool[Tensor, "rows tokens"] | Int[Tensor, "rows tokens"],
-    *,
-    longest: int | None = None,
+    positions: Positions, ends: Bool[Tensor, "rows tokens"] | Int[Tensor, "rows tokens"], *, longest: int | None = None
 ) -> Positions:
     """BiPE, bilevel positions: the index of a token within its segment, such as a sentence, and that of the segment.
 

@@ -33,7 +33,49 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_flag, is_number, number, shown, whole
-from posenc.rotation import ramps
+
+
+def ntk(theta: Tensor, stretch: Any) -> Tensor:
+    """theta_k stretch^(-2k/(d-2)): the first pair is unchanged, the last is divided by ``stretch``."""
+    k = torch.arange(theta.numel(), dtype=theta.dtype, device=theta.device)
+    return theta * torch.pow(stretch, -k / (theta.numel() - 1))
+
+
+def blend(theta: Tensor, others: Tensor, kept: Tensor) -> Tensor:
+    """kept theta + (1 - kept) others."""
+    return kept * theta + (1 - kept) * others
+
+
+def turns(theta: Tensor, length: int) -> Tensor:
+    """The number of full rotations of each pair over the length: L/wavelength = L theta/(2 pi)."""
+    return length * theta / (2 * math.pi)
+
+
+def ends(theta: Tensor, length: int, fast: float, slow: float, truncate: bool = True) -> tuple[Tensor, Tensor]:
+    """The indices of the pairs that turn ``fast`` and ``slow`` times over the length: low and high of `YaRN`.
+
+    The base is computed from the first two pairs.
+    """
+    per_index = torch.log(theta[0] / theta[1])  # 2 ln base / d
+    low, high = (math.log(length / (2 * math.pi * n)) / per_index for n in (fast, slow))
+    if truncate:
+        low, high = low.floor(), high.ceil()
+    return low.clamp(min=0), high.clamp(max=2 * theta.numel() - 1)
+
+
+def mscale(log_factor: Any, m: float) -> Any:
+    """0.1 m ln s + 1, as in YaRN and DeepSeek's code, for ln s, a number or a tensor."""
+    return 0.1 * m * log_factor + 1
+
+
+def by_index(theta: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """1 - clip((k - low) / (high - low), 0, 1): from 1 for pairs up to low to 0 for those from high on.
+
+    Where low is not below high, it is 1 up to low and 0 beyond.
+    """
+    k = torch.arange(theta.numel(), dtype=theta.dtype, device=theta.device)
+    return 1 - ((k - low) / torch.where(low < high, high - low, 0.001)).clamp(0, 1)
+
 
 Scaling: TypeAlias = Callable[..., tuple[Tensor, Any]]
 """(theta[, lengths]) -> (theta', factor): one of these classes, or any function."""
@@ -132,11 +174,11 @@ class NTKAware(_Scaling):
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         self._pairs(theta)
-        found = ramps.ntk(theta, self.factor)
+        found = ntk(theta, self.factor)
         if self.original_length is not None:
             turning = ((16.0, 2.0), (1.25, 0.75))
-            g, h = (ramps.by_index(theta, *ramps.ends(theta, self.original_length, *n)) for n in turning)
-            found = ramps.blend(theta, ramps.blend(found, theta / self.factor, h), g)
+            g, h = (by_index(theta, *ends(theta, self.original_length, *n)) for n in turning)
+            found = blend(theta, blend(found, theta / self.factor, h), g)
         return found, 1.0
 
 
@@ -163,7 +205,7 @@ class DynamicNTK(_Scaling):
         lengths = self._lengths(lengths)
         self._pairs(theta)
         stretch = self.factor * lengths / self.original_length - (self.factor - 1)
-        return ramps.ntk(theta, stretch.clamp(min=1)), 1.0
+        return ntk(theta, stretch.clamp(min=1)), 1.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -234,32 +276,32 @@ class YaRN(_Scaling):
         if self.attention_factor is not None:
             return self.attention_factor
         of_each, of_all = 1.0 if self.mscale is None else self.mscale, self.mscale_all_dim or 0.0
-        return ramps.mscale(log_factor, of_each) / ramps.mscale(log_factor, of_all)
+        return mscale(log_factor, of_each) / mscale(log_factor, of_all)
 
     @property
     def score_factor(self) -> float:
         """DeepSeek's factor of the softmax scale, (0.1 a ln s + 1)^2; 1 without ``mscale_all_dim``."""
-        return float(ramps.mscale(math.log(self.factor), self.mscale_all_dim or 0.0)) ** 2
+        return float(mscale(math.log(self.factor), self.mscale_all_dim or 0.0)) ** 2
 
     def _kept(self, theta: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
         if self.ramp == "ratio":
-            turns = ramps.turns(theta, self.original_length)
-            return ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
-        return ramps.by_index(theta, *self.ends(theta))
+            over = turns(theta, self.original_length) - self.beta_slow
+            return (over / (self.beta_fast - self.beta_slow)).clamp(0, 1)
+        return by_index(theta, *self.ends(theta))
 
     def ends(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, ""], Float64[Tensor, ""]]:
         """low and high of the ramp "index"."""
         self._pairs(theta)
-        return ramps.ends(theta, self.original_length, self.beta_fast, self.beta_slow, self.truncate)
+        return ends(theta, self.original_length, self.beta_fast, self.beta_slow, self.truncate)
 
     def __call__(
         self, theta: Float64[Tensor, " pairs"], lengths: Float64[Tensor, "rows 1"] | None = None
     ) -> tuple[Float64[Tensor, "*rows pairs"], float | Float64[Tensor, "rows 1 1"]]:
         kept = self._kept(theta)
         if not self.dynamic:
-            return ramps.blend(theta, theta / self.factor, kept), self.magnitude
+            return blend(theta, theta / self.factor, kept), self.magnitude
         s = (self._lengths(lengths) / self.original_length).clamp(min=self.factor)
-        return ramps.blend(theta, theta / s, kept), self._magnitude(s.log()[..., None])
+        return blend(theta, theta / s, kept), self._magnitude(s.log()[..., None])
 
 
 @dataclass(frozen=True, repr=False)
@@ -286,9 +328,9 @@ class Llama3(_Scaling):
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         low, high = self.low_freq_factor, self.high_freq_factor
-        over = ramps.turns(theta, self.original_length) - low
+        over = turns(theta, self.original_length) - low
         kept = (over / (high - low)).clamp(0, 1) if low < high else (over >= 0).to(theta.dtype)
-        return ramps.blend(theta, theta / self.factor, kept), 1.0
+        return blend(theta, theta / self.factor, kept), 1.0
 
 
 @dataclass(frozen=True, repr=False)

@@ -35,7 +35,6 @@ class AbsoluteInAttention(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """R from N(0, 1/d)."""
         nn.init.normal_(self.weight, std=self.head_dim**-0.5)
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:

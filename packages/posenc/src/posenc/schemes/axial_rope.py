@@ -155,7 +155,6 @@ class AxialRoPE(Rotary):
     def frequencies(
         self, device: torch.device | None = None, lengths: Tensor | None = None
     ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
-        """theta of every pair, the same for both axes, times the unit, and the factor 1 of cos and sin."""
         unit = CONVENTIONS[self.convention].unit
         return unit * frequencies(self.rotary_dim // 2, self.base, device).repeat(2)[None], 1.0
 

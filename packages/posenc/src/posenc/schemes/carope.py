@@ -66,8 +66,7 @@ ENTRY = Entry(
     does="rotates channel pairs of q and k by sums of powers of a frequency that each token has",
     limits="the angle between two tokens is known only after all tokens between them",
     formula=lines(
-        ROTATED_SCORE,
-        r"\phi_k = \sum_{t \le i} f_t^k, \qquad f_t = \frac{1}{1 + \mathrm{softplus}(w_h \cdot x_t)}",
+        ROTATED_SCORE, r"\phi_k = \sum_{t \le i} f_t^k, \qquad f_t = \frac{1}{1 + \mathrm{softplus}(w_h \cdot x_t)}"
     ),
     example=(
         'said = {"frequency": torch.randn(2, 12, 64)}\n'

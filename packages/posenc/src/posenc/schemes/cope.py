@@ -47,7 +47,6 @@ class CoPE(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """e = 0."""
         nn.init.zeros_(self.e)
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:

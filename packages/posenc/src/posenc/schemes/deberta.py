@@ -93,7 +93,6 @@ class DeBERTa(Scheme):
         return self.max_distance if self.num_buckets is None else self.num_buckets
 
     def reset_parameters(self) -> None:
-        """R, W_Q and W_K from N(0, 0.02^2), biases 0, the layer norm's weight 1 and bias 0."""
         nn.init.normal_(self.relative.rows.weight, std=0.02)
         if self.relative.norm is not None:
             self.relative.norm.reset_parameters()

@@ -40,7 +40,6 @@ class DistanceAware(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """w from N(0, 0.02^2), so that heads differ; v = 0."""
         nn.init.normal_(self.w, std=0.02)
         nn.init.zeros_(self.v)
 

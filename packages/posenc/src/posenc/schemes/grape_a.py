@@ -57,7 +57,6 @@ class GRAPEA(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """softplus(w) = 1; u and v from N(0, 1/head_dim)."""
         nn.init.constant_(self.w, math.log(math.expm1(1.0)))
         for vectors in (self.u, self.v):
             if vectors is not None:

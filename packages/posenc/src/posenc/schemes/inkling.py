@@ -63,7 +63,6 @@ class Inkling(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """B from N(0, 0.02^2)."""
         nn.init.normal_(self.B, std=0.02)
 
     @property
@@ -75,7 +74,6 @@ class Inkling(Scheme):
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """rotate only with ``length``, and score."""
         return ("score",) if self.length is None else ("rotate", "score")
 
     def rotation(

@@ -49,7 +49,6 @@ class KERPLE(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """p from U(0, 2) and a from U(0, 1)."""
         nn.init.uniform_(self.p, 0, 2)
         nn.init.uniform_(self.a, 0, 1)
 

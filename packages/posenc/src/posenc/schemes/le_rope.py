@@ -45,13 +45,11 @@ class LeRoPE(Rotary):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """alpha = 0."""
         nn.init.zeros_(self.alpha)
 
     def frequencies(
         self, device: torch.device | None = None, lengths: Tensor | None = None
     ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
-        """theta e^alpha of every pair, and the factor of cos and sin."""
         theta, factor = super().frequencies(device, lengths)
         return theta * in_double(self.alpha).exp(), factor
 

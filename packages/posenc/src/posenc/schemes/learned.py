@@ -32,7 +32,6 @@ class Learned(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """W from N(0, 0.02^2)."""
         nn.init.normal_(self.weight, std=0.02)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:

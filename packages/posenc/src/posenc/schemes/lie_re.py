@@ -58,7 +58,6 @@ class LieRE(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Upper triangles from U(0, 2 pi)/extent."""
         nn.init.uniform_(self.generators, 0.0, 2 * math.pi / self.extent)
 
     @property

@@ -88,10 +88,7 @@ ENTRY = Entry(
     learned="d frequencies per head",
     does="rotates every pair by both coordinates of a patch, at learned frequencies of each head",
     limits="heads that share keys share their frequencies",
-    formula=lines(
-        ROTATED_SCORE,
-        r"\phi_k = x f^{x}_{hk} + y f^{y}_{hk}, \qquad f \mbox{ learned}",
-    ),
+    formula=lines(ROTATED_SCORE, r"\phi_k = x f^{x}_{hk} + y f^{y}_{hk}, \qquad f \mbox{ learned}"),
     example="posenc.attention(q, k, v, posenc.MixedRoPE(64, 12), query_positions=posenc.Positions.grid(8, 8))",
     users="the RoPE-Mixed models of naver-ai/rope-vit",
     url="https://arxiv.org/abs/2403.13298",

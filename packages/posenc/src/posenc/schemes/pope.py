@@ -69,7 +69,6 @@ class PoPE(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """delta = 0."""
         nn.init.zeros_(self.delta)
 
     @property
@@ -79,7 +78,6 @@ class PoPE(Scheme):
 
     @property
     def scale(self) -> float:
-        """The softmax scale: 1 / sqrt(d)."""
         return 1 / math.sqrt(self.head_dim)
 
     def rotation(

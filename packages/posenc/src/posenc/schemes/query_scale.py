@@ -74,12 +74,7 @@ class QueryScale(Scheme):
     """
 
     def __init__(
-        self,
-        form: Form,
-        *,
-        length: int | None = None,
-        strength: float | None = None,
-        num_heads: int | None = None,
+        self, form: Form, *, length: int | None = None, strength: float | None = None, num_heads: int | None = None
     ) -> None:
         super().__init__()
         check_choice("form", form, (*DEFAULTS, *LEARNED))
@@ -114,7 +109,6 @@ class QueryScale(Scheme):
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether the factor depends on the length of the row's text."""
         return self.form in OF_ROWS
 
     @property

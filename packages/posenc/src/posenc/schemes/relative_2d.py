@@ -62,7 +62,6 @@ class Relative2D(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Both tables from N(0, 1/d), or N(0, 0.02^2)."""
         for table in self.parameters():
             nn.init.normal_(table, std=0.02 if self.convention == "sam" else self.head_dim**-0.5)
 

@@ -86,7 +86,6 @@ class RoPE3D(Rotary):
     def frequencies(
         self, device: torch.device | None = None, lengths: Tensor | None = None
     ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
-        """theta of every pair, for the share of its axis, and the factor 1 of cos and sin."""
         return torch.cat([frequencies(share, self.base, device) for share in self.shares if share])[None], 1.0
 
     def rotation(

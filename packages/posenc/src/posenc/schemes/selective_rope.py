@@ -48,7 +48,6 @@ class SelectiveRoPE(ClockRotary):
         return {"turned": Feature(self.num_heads, self.head_dim // 2, is_clock=True, rotates=True)}
 
     def frequencies(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
-        """theta."""
         return frequencies(self.head_dim, self.base, device)
 
 

@@ -36,12 +36,7 @@ class Shaw(Scheme):
     """
 
     def __init__(
-        self,
-        head_dim: int,
-        max_distance: int,
-        keys: bool = True,
-        values: bool = True,
-        num_heads: int | None = None,
+        self, head_dim: int, max_distance: int, keys: bool = True, values: bool = True, num_heads: int | None = None
     ) -> None:
         super().__init__()
         self.head_dim, self.max_distance = whole("head_dim", head_dim), whole("max_distance", max_distance)
@@ -57,7 +52,6 @@ class Shaw(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Both tables uniform within sqrt(6 / (2k + 1 + d))."""
         bound = (6 / (2 * self.max_distance + 1 + self.head_dim)) ** 0.5
         for table in self.parameters():
             nn.init.uniform_(table, -bound, bound)
@@ -74,7 +68,6 @@ class Shaw(Scheme):
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """score, value or both."""
         tables = (("score", self.key_table), ("value", self.value_table))
         return tuple(door for door, table in tables if table is not None)
 

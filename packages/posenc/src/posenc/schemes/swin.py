@@ -58,7 +58,6 @@ class Swin(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """B from N(0, 0.02^2)."""
         nn.init.trunc_normal_(self.weight, std=0.02)
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:

@@ -59,7 +59,6 @@ class SwinV2(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """tau = ln 10, W1 and W2 from N(0, 0.02^2), b1 = 0."""
         nn.init.constant_(self.tau, math.log(10))
         nn.init.zeros_(self.inner.bias)
         for layer in (self.inner, self.outer):

@@ -95,7 +95,6 @@ class T5(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """W uniform within sqrt(6 / (B + H))."""
         nn.init.xavier_uniform_(self.weight)
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:

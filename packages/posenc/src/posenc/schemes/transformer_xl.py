@@ -84,7 +84,6 @@ class TransformerXL(Scheme):
         return self.biases["position"]
 
     def reset_parameters(self) -> None:
-        """All from N(0, 0.02^2)."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.02)
 

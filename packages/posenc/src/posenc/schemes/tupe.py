@@ -64,7 +64,6 @@ class TUPE(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """P, U_Q, U_K and theta from N(0, 0.02^2), biases 0, the layer norm's weight 1 and bias 0."""
         self.norm.reset_parameters()
         for layer in (self.embedding, self.query, self.key):
             nn.init.normal_(layer.weight, std=0.02)

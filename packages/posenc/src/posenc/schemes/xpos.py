@@ -113,7 +113,6 @@ class XPos(PairwiseRotary):
 
     @property
     def scale(self) -> float:
-        """The softmax scale: 1 / sqrt(head_dim)."""
         return 1 / math.sqrt(self.head_dim)
 
     def _decay(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:

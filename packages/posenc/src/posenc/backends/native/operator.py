@@ -1,6 +1,6 @@
 """The custom operator of the CPU kernel and its derivative, and what its C++ takes."""
 
-from __future__ import annotations
+# custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
 import ctypes
 import functools
@@ -223,8 +223,6 @@ def tiles_of(found: Iterable[Tile] | Sequence[Tile]) -> Any:
         to.__init__(tile.row.start, tile.row.stop, *ends, low, high, tile.distance or 0)
     return made
 
-
-# custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
 CHANNELS = 16  # rows of channels are a multiple of this
 OF_TURN = ("query_cos", "query_sin", "key_cos", "key_sin")

@@ -3,17 +3,7 @@
 import triton
 import triton.language as tl
 
-from posenc.backends.triton.pieces import (
-    LN2,
-    LOG2E,
-    bias_at,
-    entries_from,
-    number,
-    product,
-    relu,
-    rows,
-    weigh,
-)
+from posenc.backends.triton.pieces import LN2, LOG2E, bias_at, entries_from, number, product, relu, rows, weigh
 
 # What changes from step to step. A kernel that knew that one is 1 or a multiple of 16 would be compiled again.
 CHANGING = (

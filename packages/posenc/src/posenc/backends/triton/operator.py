@@ -1,6 +1,6 @@
 """The custom operator of the Triton kernels, its derivative, and the launches of both."""
 
-from __future__ import annotations
+# custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
 import functools
 import importlib
@@ -342,7 +342,7 @@ class _Tiles(NamedTuple):
     row: int
     total: int
 
-    def at(self, numbers: Tensor) -> _Tiles:
+    def at(self, numbers: Tensor) -> "_Tiles":
         """The same with a copy of the numbers."""
         return self._replace(numbers=numbers)
 
@@ -386,8 +386,6 @@ def _numbers(tile: Tile, lows: Numbers) -> Numbers:
 
 # -- operator ---------------------------------------------------------------------------------------------------------
 
-
-# custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
 PARTIAL_SUMS = 256  # programs of all windows of distances and heads, if some are to share a window
 
