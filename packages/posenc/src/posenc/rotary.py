@@ -167,17 +167,14 @@ class Rotary(Scheme):
         return range(*(min(max(end, shard.start), shard.stop) - shard.start for end in ends)), len(shard)
 
 
-class PairwiseRotary(Scheme):
-    """Abstract base class of schemes whose rotation depends on both tokens of a pair, by frequencies
-    theta_k = base^(-2k/head_dim) in the layouts of `RoPE`. A subclass overrides ``rotation``.
-    """
+class OfAllPairs(Scheme):
+    """Abstract base class of schemes that rotate all pairs of channels, in one of the layouts of `RoPE`."""
 
-    def __init__(self, head_dim: int, base: float, layout: PairLayout) -> None:
+    def __init__(self, head_dim: int, layout: PairLayout) -> None:
         super().__init__()
         self.head_dim = whole("head_dim", head_dim, least=2)
         if head_dim % 2:
             raise ValueError(f"head_dim must be even (channels come in pairs), got {head_dim}")
-        self.base = number("base", base, above=1)
         check_choice("layout", layout, ("half", "interleaved"))
         self.layout: PairLayout = layout
 
@@ -185,6 +182,16 @@ class PairwiseRotary(Scheme):
     def channels(self) -> range:
         """The rotated channels: all of them."""
         return range(self.head_dim)
+
+
+class PairwiseRotary(OfAllPairs):
+    """Abstract base class of schemes whose rotation depends on both tokens of a pair, by frequencies
+    theta_k = base^(-2k/head_dim) in the layouts of `RoPE`. A subclass overrides ``rotation``.
+    """
+
+    def __init__(self, head_dim: int, base: float, layout: PairLayout) -> None:
+        super().__init__(head_dim, layout)
+        self.base = number("base", base, above=1)
 
     @property
     def needs_raw_keys(self) -> bool:
@@ -195,7 +202,7 @@ class PairwiseRotary(Scheme):
         return turned_to(coords, self.head_dim, self.base, self.layout, dtype)
 
 
-class ClockRotary(Scheme):
+class ClockRotary(OfAllPairs):
     """Abstract base class of schemes that rotate channel pairs by angles that are sums over the tokens so far, of what
     each layer projects from them. A subclass has one feature, a clock that ``rotates``, with a number for each pair of
     each key head; ``frequencies`` multiply it.
@@ -204,17 +211,8 @@ class ClockRotary(Scheme):
     heads_of = "key"
 
     def __init__(self, num_heads: int, head_dim: int, layout: PairLayout) -> None:
-        super().__init__()
-        self.num_heads, self.head_dim = whole("num_heads", num_heads), whole("head_dim", head_dim, least=2)
-        if head_dim % 2:
-            raise ValueError(f"head_dim must be even (channels come in pairs), got {head_dim}")
-        check_choice("layout", layout, ("half", "interleaved"))
-        self.layout: PairLayout = layout
-
-    @property
-    def channels(self) -> range:
-        """The rotated channels: all of them."""
-        return range(self.head_dim)
+        super().__init__(head_dim, layout)
+        self.num_heads = whole("num_heads", num_heads)
 
     def frequencies(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"] | float:
         """The factor of the clock in the angle of each pair."""

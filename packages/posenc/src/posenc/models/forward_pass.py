@@ -23,6 +23,12 @@ from posenc.positions.tiles import Window
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme, is_scheme, needs_raw_keys, wanted_by
 
+# Fields of `LayerCall` that are arguments of attention.
+PASSED_ON = (
+    *("query", "key", "value", "is_causal", "window", "attn_mask", "sinks", "dropout_p", "scale", "skip_below"),
+    "return_lse",
+)
+
 
 @dataclass(frozen=True, eq=False)
 class LayerCall:
@@ -46,49 +52,16 @@ class LayerCall:
 
     def check(self, encoding: Encoding) -> None:
         """Raises the errors of `attend`, and computes nothing. What it finds is kept for `attend`."""
-        encoding = self._with_features(encoding)
-        asked = Request(
-            self.query,
-            self.key,
-            self.value,
-            encoding,
-            None,
-            None,
-            self.attn_mask,
-            self.is_causal,
-            self.window,
-            self.sinks,
-            self.dropout_p,
-            self.scale,
-            return_lse=self.return_lse,
-            skip_below=self.skip_below,
-        )
-        planned(asked, self.backend)
+        planned(Request(query_positions=None, key_positions=None, **self._arguments(encoding)), self.backend)
 
     def attend(self, encoding: Encoding, key_norms: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Attention by an encoding of these queries and keys, with their features."""
-        encoding = self._with_features(encoding)
-        return attention(
-            self.query,
-            self.key,
-            self.value,
-            encoding,
-            is_causal=self.is_causal,
-            window=self.window,
-            attn_mask=self.attn_mask,
-            sinks=self.sinks,
-            dropout_p=self.dropout_p,
-            scale=self.scale,
-            backend=self.backend,
-            skip_below=self.skip_below,
-            return_lse=self.return_lse,
-            key_norms=key_norms,
-        )
+        return attention(**self._arguments(encoding), backend=self.backend, key_norms=key_norms)
 
-    def _with_features(self, encoding: Encoding) -> Encoding:
+    def _arguments(self, encoding: Encoding) -> dict[str, Any]:
         if self.features or self.key_features:
-            return encoding.with_features(self.features, self.key_features)
-        return encoding
+            encoding = encoding.with_features(self.features, self.key_features)
+        return {"encoding": encoding, **{name: getattr(self, name) for name in PASSED_ON}}
 
 
 class Exchange(Protocol):
