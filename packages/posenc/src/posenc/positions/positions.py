@@ -254,7 +254,8 @@ def agree(layout: Layout, coords: Tensor, order: Tensor, document: Tensor) -> bo
             where, step = slice(span.start, span.stop), torch.arange(span.stop - span.start)
             stated_document[n, where], stated_order[n, where] = span.document, span.order + span.order_step * step
             if span.coords is not None:
-                line = torch.stack([c + s * step for c, s in zip(span.coords, span.steps, strict=True)], -1)
+                at = step.to(coords.dtype)  # a number times integers would be of single precision
+                line = torch.stack([c + s * at for c, s in zip(span.coords, span.steps, strict=True)], -1)
                 stated_coords[n, where] = line.reshape(coords[n, where].shape).to(coords.dtype)
     seen = stated_document != PADDING
     same = torch.equal(stated_document, document) and torch.equal(stated_coords, coords)
