@@ -446,26 +446,20 @@ def test_what_another_user_owns_is_not_trusted(
 # --- nothing is built by a call ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", [RoPE(16), NoPE(), ALiBi(2), None])
-def test_no_call_of_attention_compiles(scheme: posenc.Scheme | None, compiler: Callable[..., Path]) -> None:
-    log = compiler()
-    q = torch.randn(1, 2, 200, 16)
-    found = posenc.attention(q, q, q, scheme, is_causal=True)
-    torch.testing.assert_close(found, posenc.attention(q, q, q, scheme, is_causal=True, backend="reference"))
-    assert calls(log) == []
-
-
 @pytest.mark.parametrize(
     ("scheme", "tokens", "would"),
     [(ALiBi(2), 200, True), (RoPE(16), 200, True), (NoPE(), 600, True), (NoPE(), 200, False), (RoPE(16), 20, False)],
 )
 def test_the_first_call_that_would_have_used_a_library_warns_once(
-    scheme: posenc.Scheme, tokens: int, would: bool, fresh: Path, capfd: pytest.CaptureFixture[str]
+    scheme: posenc.Scheme, tokens: int, would: bool, compiler: Callable[..., Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """And compiles nothing."""
+    log = compiler()
     for dtype in (torch.float32, torch.float32, torch.float64):
         q = torch.randn(1, 2, tokens, 16, dtype=dtype)
         posenc.attention(q, q, q, scheme, is_causal=True)
     assert capfd.readouterr().err == (f"posenc takes slower ways on this CPU: {NO_LIBRARY}\n" if would else "")
+    assert calls(log) == []
 
 
 def test_without_a_library_calls_go_another_way_and_explain_says_how_to_have_one(compiler: Callable[..., Path]) -> None:
@@ -626,16 +620,16 @@ def checkout(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return fresh
 
 
-def hooked(checkout: Path, version: str, target: str = "wheel") -> tuple[dict[str, object], list[str]]:
+def hooked(checkout: Path) -> tuple[dict[str, object], list[str]]:
     """What the hook adds to a build, and what it warns of."""
     said: list[str] = []
     shown: list[str] = []
     app = SimpleNamespace(display_warning=said.append, display_waiting=shown.append, display_info=shown.append)
     data: dict[str, object] = {"artifacts": []}
-    hook = SimpleNamespace(root=str(checkout), target_name=target, app=app)
-    hatch_build.KernelHook.initialize(hook, version, data)
+    hook = SimpleNamespace(root=str(checkout), target_name="wheel", app=app)
+    hatch_build.KernelHook.initialize(hook, "standard", data)
     names = {f"posenc: built attention-{name}" for name in shipped(data)}
-    assert shown[:1] == (["posenc: building the CPU kernel (POSENC_KERNEL=0 builds none)"] if target == "wheel" else [])
+    assert shown[0] == "posenc: building the CPU kernel (POSENC_KERNEL=0 builds none)"
     assert names <= set(shown)
     return data, said
 
@@ -651,7 +645,7 @@ def test_a_wheel_to_give_away_has_every_level_and_says_where_it_runs(
 ) -> None:
     compiler()
     monkeypatch.setenv("POSENC_KERNEL", "all")
-    data, said = hooked(checkout, "standard")
+    data, said = hooked(checkout)
     assert said == []
     assert data["pure_python"] is False
     assert str(data["tag"]).startswith("py3-none-")
@@ -668,7 +662,7 @@ def test_without_a_compiler_the_wheel_is_pure_and_it_is_said(
     spoil: Callable[[pytest.MonkeyPatch, Path], str], checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = spoil(monkeypatch, checkout)
-    assert hooked(checkout, "standard") == ({"artifacts": []}, [f"posenc's CPU kernel is not built: {why}"])
+    assert hooked(checkout) == ({"artifacts": []}, [f"posenc's CPU kernel is not built: {why}"])
 
 
 def test_what_is_built_can_be_said(
@@ -676,12 +670,12 @@ def test_what_is_built_can_be_said(
 ) -> None:
     compiler()
     monkeypatch.setenv("POSENC_KERNEL", "0")
-    assert hooked(checkout, "standard")[1] == ["posenc's CPU kernel is not built: POSENC_KERNEL=0 turns it off"]
+    assert hooked(checkout)[1] == ["posenc's CPU kernel is not built: POSENC_KERNEL=0 turns it off"]
     monkeypatch.setenv("POSENC_KERNEL", "baseline")
-    assert shipped(hooked(checkout, "standard")[0]) == sorted(f"{x}-baseline" for x in build.PRECISIONS)
+    assert shipped(hooked(checkout)[0]) == sorted(f"{x}-baseline" for x in build.PRECISIONS)
     monkeypatch.setenv("POSENC_KERNEL", "baseline,v9")
     with pytest.raises(ValueError, match=r"^POSENC_KERNEL must be 0, all, or levels of .*baseline, got 'v9'$"):
-        hooked(checkout, "standard")
+        hooked(checkout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="how Linux names what a wheel runs on")
