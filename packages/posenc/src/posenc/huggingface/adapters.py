@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from posenc.backends.attention import attention as posenc_attention
 from posenc.huggingface.attention import EAGER, REFUSED, attention
 from posenc.huggingface.masks import WITHIN, Visible, mask
-from posenc.huggingface.variants import DividedALiBi, LayerDeBERTa, LayerSwinV2, RoundedALiBi
+from posenc.huggingface.variants import LayerDeBERTa, LayerSwinV2
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -96,13 +96,6 @@ ADAPTERS: dict[str, tuple[str, Forward]] = {
     "mpt": ("MptAttention", mpt),
 }
 """By model_type: the class whose forward method is replaced, and the new one."""
-
-
-def as_computed(scheme: Scheme) -> Scheme:
-    """The scheme of a configuration as the model's code computes it, including its rounding."""
-    if isinstance(scheme, DividedALiBi):
-        return RoundedALiBi(scheme.num_heads, scheme.head_dim)
-    return scheme
 
 
 # -- layers that compute positions from their own weights -------------------------------------------------------------
@@ -243,12 +236,6 @@ def unscaled(self: Any, *given: Any, position_ids: Tensor, **more: Any) -> Any:
     that they pass on are not positions, and the `Plan` uses those of its source."""
     own: Any = next(kind for kind in type(self).__mro__ if vars(kind).get("forward") is unscaled)
     return super(own, self).forward(*given, position_ids=torch.zeros_like(position_ids), **more)
-
-
-def check_rotates(config: Any) -> None:
-    """ValueError for a configuration without rotation, which has no frequencies to scale."""
-    if config.model_type == "falcon" and config.alibi:
-        raise ValueError("falcon with alibi=True does not rotate: there are no frequencies to put a scaling on")
 
 
 def adapted(kind: type, methods: Mapping[str, Callable[..., Any]]) -> type:

@@ -131,7 +131,10 @@ def attention(
         cap = Function(capped, _Constant(float(softcap)), Distance("softcap", tail="constant"), formula="cap")
         encoding = replace(encoding, pieces=(*encoding.pieces, cap))
     if position_bias is not None:
-        bias = _added(position_bias, bias)
+        if bias is None or bias.dtype != torch.bool:
+            bias = position_bias if bias is None else position_bias + bias
+        else:
+            bias = position_bias.masked_fill(~bias, -torch.inf)
     result = posenc_attention(
         query,
         key,
@@ -214,13 +217,6 @@ def _visibility(
             )
         window = sliding_window - 1
     return queries, keys, None, Visibility(is_causal=causal, left=window)
-
-
-def _added(bias: Tensor, mask: Tensor | None) -> Tensor:
-    """A bias and a mask as one additive mask."""
-    if mask is None:
-        return bias
-    return bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from posenc.arguments import check_choice, meant, shown
 from posenc.huggingface.families import READERS, Rotating
 from posenc.huggingface.loading import RECORD
-from posenc.huggingface.reading import BYTES, Keys, ModelPositions, check_sizes, positional
+from posenc.huggingface.reading import BYTES, FULL, SLIDING, Keys, ModelPositions, check_sizes, positional
 
 PARTS = {"text": "text_config", "vision": "vision_config"}
 """The keys of the parts that can be read, in a configuration of several models."""
@@ -25,19 +25,11 @@ LIKE_LLAMA = frozenset({"max_position_embeddings", "rope_parameters", "rope_thet
 UNLIKE_LLAMA = frozenset({"nanochat"})
 """Families that rotate otherwise, which no key says: nanochat in the other direction."""
 
-GEMMA: Mapping[str, tuple[str, ...]] = {
-    "rope_theta": ("full_attention",),
-    "rope_local_base_freq": ("sliding_attention",),
-}
-MODERNBERT: Mapping[str, tuple[str, ...]] = {
-    "global_rope_theta": ("full_attention",),
-    "local_rope_theta": ("sliding_attention",),
-}
+GEMMA: Mapping[str, tuple[str, ...]] = {"rope_theta": (FULL,), "rope_local_base_freq": (SLIDING,)}
+MODERNBERT: Mapping[str, tuple[str, ...]] = {"global_rope_theta": (FULL,), "local_rope_theta": (SLIDING,)}
 THETAS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "gemma3_text": GEMMA,
-    "gemma3n_text": GEMMA,
-    "modernbert": MODERNBERT,
-    "modernbert-decoder": MODERNBERT,
+    **dict.fromkeys(("gemma3_text", "gemma3n_text"), GEMMA),
+    **dict.fromkeys(("modernbert", "modernbert-decoder"), MODERNBERT),
     "gpt_neox": {"rotary_emb_base": ()},
 }
 """Older names of rope_theta and the layer types that they are for; () is all. By default ``rope_theta`` for all."""
@@ -62,7 +54,9 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     transformers' own model; ValueError for an unsupported family, for a configuration that transformers does not
     accept, or a path without one; ModuleNotFoundError without transformers.
     """
-    ignored = _names(ignore)
+    if isinstance(ignore, str) or not isinstance(ignore, Sequence) or not all(isinstance(n, str) for n in ignore):
+        raise ValueError(f"ignore must be a list of names of keys, got {shown(ignore)}")
+    ignored = tuple(ignore)
     raw = _raw(config)
     check_sizes("config", config.to_dict() if raw is None else raw)
     found = whole = config if raw is None else _built(raw)
@@ -99,12 +93,6 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
             said, remarks=(*said.remarks, f"not so in the model itself, which was patched: {RECORD} = {put}")
         )
     return said
-
-
-def _names(ignore: Any) -> tuple[str, ...]:
-    if isinstance(ignore, str) or not isinstance(ignore, Sequence) or not all(isinstance(n, str) for n in ignore):
-        raise ValueError(f"ignore must be a list of names of keys, got {shown(ignore)}")
-    return tuple(ignore)
 
 
 def _unknown(keys: Keys) -> ModelPositions:
@@ -169,7 +157,9 @@ def _built(raw: Mapping[str, Any]) -> Any:
         raise ValueError(f"config must have a model_type, got {shown(model_type)}")
     parts = [each for name in PARTS.values() if isinstance(each := raw.get(name), Mapping)]
     for each in (raw, *parts):
-        _check_one(each, "rope_scaling", "rope_parameters")
+        old, new = each.get("rope_scaling"), each.get("rope_parameters")
+        if old and new and old != new:
+            raise ValueError(f"rope_scaling and rope_parameters must be equal if both are given, got {old} and {new}")
     if model_type not in CONFIG_MAPPING:
         raise _unread(model_type)
     try:
@@ -188,12 +178,6 @@ def reason(error: Exception) -> str:
     said = " ".join(str(error).split())
     kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
     return f"{kind}{said[:300]}{'...' if len(said) > 300 else ''}"
-
-
-def _check_one(raw: Mapping[str, Any], old: str, new: str) -> None:
-    """ValueError if the old and the new name of a key have different values."""
-    if raw.get(old) and raw.get(new) and raw[old] != raw[new]:
-        raise ValueError(f"{old} and {new} must be equal if both are given, got {raw[old]} and {raw[new]}")
 
 
 def _check_outer(whole: Any, name: str, ignored: tuple[str, ...]) -> None:

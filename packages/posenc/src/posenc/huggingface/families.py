@@ -11,12 +11,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-from posenc.arguments import whole
+from posenc.arguments import shown, whole
 from posenc.huggingface.reading import (
     CHUNKED,
     FULL,
+    NUMBERS,
     PLAIN,
     RECURRENT,
     SLIDING,
@@ -25,7 +27,6 @@ from posenc.huggingface.reading import (
     ModelPositions,
     check_pattern,
     check_sizes,
-    check_table,
     described,
     head_dim_of,
     kinds_of,
@@ -133,17 +134,9 @@ def by_kind(keys: Keys, kinds: list[str], read: Callable[[str], Scheme]) -> list
 # -- what layers have -------------------------------------------------------------------------------------------------
 
 
-def unscaled(keys: Keys, head_dim: int) -> Layer:
-    return Layer(scale=1.0)
-
-
 def multiplied(keys: Keys, head_dim: int) -> Layer:
     """Granite's attention_multiplier, instead of 1/sqrt(head_dim)."""
     return Layer(scale=scaled(keys.number("attention_multiplier"), head_dim))
-
-
-def with_sinks(keys: Keys, head_dim: int) -> Layer:
-    return Layer(sinks=True)
 
 
 def of_gemma(keys: Keys, head_dim: int) -> Layer:
@@ -156,22 +149,21 @@ def of_gemma(keys: Keys, head_dim: int) -> Layer:
 # -- keys from which transformers derives layer_types -----------------------------------------------------------------
 
 
-def last_is_full(keys: Keys, kinds: list[str]) -> None:
-    """Of every sliding_window_pattern layers the last attends to the whole text. EXAONE has words such as LLLG too, of
-    local and global layers, beside layer_types."""
-    if SLIDING in kinds and not isinstance(keys.get("sliding_window_pattern"), str):
-        check_pattern(keys, "sliding_window_pattern", kinds, lambda layer, n: SLIDING if (layer + 1) % n else FULL)
-    keys.get("sliding_window_pattern")
+def every(name: str, first: bool = False, is_word: bool = False) -> Callable[[Keys, list[str]], None]:
+    """Of every so many layers the last, or the first, attends to the whole text. ``is_word``: EXAONE has words such as
+    LLLG too, of local and global layers, beside layer_types."""
+
+    def check(keys: Keys, kinds: list[str]) -> None:
+        if not is_word or (SLIDING in kinds and not isinstance(keys.get(name), str)):
+            check_pattern(keys, name, kinds, lambda layer, n: SLIDING if (layer + (not first)) % n else FULL)
+        keys.get(name)
+
+    return check
 
 
-def global_is_full(keys: Keys, kinds: list[str]) -> None:
-    """Of every global_attn_every_n_layers layers the last attends to the whole text, in AFMoE."""
-    check_pattern(keys, "global_attn_every_n_layers", kinds, lambda layer, n: SLIDING if (layer + 1) % n else FULL)
-
-
-def first_is_full(keys: Keys, kinds: list[str]) -> None:
-    """Of every global_attn_every_n_layers layers the first attends to the whole text."""
-    check_pattern(keys, "global_attn_every_n_layers", kinds, lambda layer, n: SLIDING if layer % n else FULL)
+last_is_full = every("sliding_window_pattern", is_word=True)
+global_is_full = every("global_attn_every_n_layers")
+first_is_full = every("global_attn_every_n_layers", first=True)
 
 
 def if_used(expected: Callable[[int, int], str]) -> Callable[[Keys, list[str]], None]:
@@ -422,7 +414,10 @@ Reader = Callable[[Keys], ModelPositions]
 
 def _table(keys: Keys, rows: int, dim: int, before: int = 0) -> Learned:
     """A learned table, of which the rows ``before`` are not of positions."""
-    check_table(keys.model_type, rows * dim)
+    if rows * dim > NUMBERS:
+        raise ValueError(
+            f"the positions of {keys.model_type} must have at most {NUMBERS} learned numbers, got {shown(rows * dim)}"
+        )
     return OffsetLearned(rows, dim, before) if before else Learned(rows, dim)
 
 
@@ -494,8 +489,11 @@ def _of_stack(keys: Keys, table: Scheme, length: int) -> ModelPositions:
     """The encoder or the decoder of a model of two, which adds a table to its input."""
     decodes = keys.inside == "decoder"
     layers = [Layer()] * keys.whole("decoder_layers" if decodes else "encoder_layers")
-    remarks = ("attention of the decoder to the encoder has no positions",) if decodes else ()
+    remarks = (ACROSS,) * decodes
     return described(keys, NoPE(), None, layers, input=table, causal=decodes, length=length, remarks=remarks)
+
+
+ACROSS = "attention of the decoder to the encoder has no positions"
 
 
 # -- biases -----------------------------------------------------------------------------------------------------------
@@ -506,8 +504,7 @@ def t5(keys: Keys) -> ModelPositions:
     decodes = keys.inside == "decoder"
     bias = T5(heads, buckets, keys.whole("relative_attention_max_distance"), bidirectional=not decodes)
     count = keys.whole("num_decoder_layers" if decodes else "num_hidden_layers")
-    remarks: tuple[str, ...] = ("attention of the decoder to the encoder has no positions",) if decodes else ()
-    remarks += silent(keys, "n_positions")
+    remarks = (ACROSS,) * decodes + silent(keys, "n_positions")
     return described(keys, bias, None, [Layer(scale=1.0)] * count, causal=decodes, length=None, remarks=remarks)
 
 
@@ -519,7 +516,8 @@ def bloom(keys: Keys) -> ModelPositions:
 def mpt(keys: Keys) -> ModelPositions:
     if not hasattr(keys("attn_config"), "to_dict"):
         raise keys.wrong("attn_config", "must be a configuration")
-    own = Keys(_Named(keys("attn_config"), "mpt's attn_config"))
+    inner = {name: value for name, value in vars(keys("attn_config")).items() if not name.startswith("_")}
+    own = Keys(SimpleNamespace(**inner | {"model_type": "mpt's attn_config"}))
     own.refuse("alibi", True, why="must be true, since transformers' model always has ALiBi")
     own.refuse("alibi_bias_max", 8, why="must be 8, since transformers' model ignores it")
     for name in ("prefix_lm", "attn_uses_sequence_id"):
@@ -532,14 +530,6 @@ def mpt(keys: Keys) -> ModelPositions:
     remark = "transformers counts positions from the last key, and takes no position_ids"
     scheme, length = ALiBi(keys.whole("num_attention_heads")), keys.get("max_seq_len")
     return described(keys, scheme, None, layer, length=length, remarks=(remark,))
-
-
-class _Named:
-    """A nested configuration, with its location as its name in errors."""
-
-    def __init__(self, config: Any, name: str) -> None:
-        self.__dict__.update({k: v for k, v in vars(config).items() if not k.startswith("_")})
-        self.model_type = name
 
 
 def falcon(keys: Keys) -> ModelPositions:
@@ -627,11 +617,11 @@ FAMILIES: tuple[tuple[str, Reader], ...] = (
     ("dots1 qwen2 qwen3", Rotating(kinds=TYPES, check=later_slide)),
     ("qwen2_moe", Rotating(kinds=TYPES, check=every_other)),
     ("qwen2_5_vl_text qwen2_vl_text", Rotating(kinds=TYPES, rope=in_sections, check=later_slide)),
-    ("gpt_oss", Rotating(kinds=TYPES, layer=with_sinks)),
+    ("gpt_oss", Rotating(kinds=TYPES, layer=lambda keys, head_dim: Layer(sinks=True))),
     ("gemma2", Rotating(kinds=TYPES, layer=of_gemma, check=other_size, only=NOT_BOTH_WAYS)),
     ("vaultgemma", Rotating(kinds=TYPES, layer=of_gemma, only=NOT_BOTH_WAYS)),
     ("gemma3_text", gemma3),
-    ("gemma3n_text", Rotating(kinds=TYPES, by_kind=True, layer=unscaled)),
+    ("gemma3n_text", Rotating(kinds=TYPES, by_kind=True, layer=lambda keys, head_dim: Layer(scale=1.0))),
     ("gemma4_text", gemma4),
     ("mellum olmo3", Rotating(kinds=TYPES, by_kind=True)),
     ("modernbert", modernbert),

@@ -121,8 +121,9 @@ def _form(probe: Any, name: str, kind: str | None) -> tuple[Form, tuple[int, ...
     theta, scale = getattr(probe, f"{prefix}inv_freq"), float(getattr(probe, f"{prefix}attention_scaling", 1.0))
     pairs = theta.numel()
     axes = [c * theta.float() for c in (ids.float()[..., None] if has_axes else ids.float()[None, ..., None])]
-    for form in _forms(cos.size(-1), pairs, is_complex):
-        got = [_once(x.float(), form, pairs) for x in (cos, sin)]
+    forms: dict[int, tuple[Form, ...]] = {pairs: ("once",), 2 * pairs: ("twice", "each twice")}
+    for form in ("complex",) if is_complex else forms.get(cos.size(-1), ()):
+        got = [x.float()[..., ::2] if form == "each twice" else x.float()[..., :pairs] for x in (cos, sin)]
         laid = [_laid(y, form) for y in got]
         if not all(torch.equal(x.float(), y) for x, y in zip((cos, sin), laid, strict=True)):
             continue
@@ -133,16 +134,6 @@ def _form(probe: Any, name: str, kind: str | None) -> tuple[Form, tuple[int, ...
         if got[0].shape == axes[0].shape and bool((nearest.values < CLOSE * 2 * max(1.0, scale)).all()):
             return form, tuple(nearest.indices.tolist()) if has_axes else None
     raise ValueError(f"{name} returns cos and sin in a form that posenc does not know, {tuple(cos.shape)}")
-
-
-def _forms(width: int, pairs: int, is_complex: bool) -> tuple[Form, ...]:
-    if is_complex:
-        return ("complex",)
-    return ("once",) if width == pairs else ("twice", "each twice") if width == 2 * pairs else ()
-
-
-def _once(x: Tensor, form: Form, pairs: int) -> Tensor:
-    return x[..., :pairs] if form == "twice" else x[..., ::2] if form == "each twice" else x
 
 
 def _laid(x: Tensor, form: Form) -> Tensor:

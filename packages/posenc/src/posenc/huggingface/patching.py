@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import shown
-from posenc.huggingface.adapters import ADAPTERS, BOUND, OTHERS, PUT_IN_PLACE, as_computed, is_adapted
+from posenc.huggingface.adapters import ADAPTERS, BOUND, OTHERS, PUT_IN_PLACE, is_adapted
 from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.layers import PosencRotary
 from posenc.huggingface.loading import MARK, RECORD, has_own_attention, record_of
 from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.placing import Plan
 from posenc.huggingface.replacing import PosencTable, is_scaling, put_adapted, put_bound, put_scaling, put_scheme
+from posenc.huggingface.variants import DividedALiBi, RoundedALiBi
 from posenc.schedule import Schedule
 from posenc.scheme import bare_parts, is_scheme
 
@@ -103,7 +104,8 @@ def adapt(model: nn.Module) -> Patched:
             put_bound(patched, base)
         else:
             own = scheme_from_config(config).schedule
-            put_adapted(patched, base, Schedule([(as_computed(scheme), window) for scheme, window in own]))
+            rounded = [RoundedALiBi(s.num_heads, s.head_dim) if isinstance(s, DividedALiBi) else s for s, _ in own]
+            put_adapted(patched, base, Schedule(list(zip(rounded, (window for _, window in own), strict=True))))
         _heed_peft(patched, base)
         patched.watch_ids()
     except BaseException:

@@ -79,7 +79,9 @@ def planned(
             )
         chunk = plan.window if isinstance(plan.window, Chunk) else None
         left, right = (chunk.size - 1, None) if chunk is not None else check_window(plan.window)
-        if keys.layout.start is not None and keys.layout.start[1] > max(0, _reach(queries, left)):
+        first, before = keys.layout.start, queries.layout.start  # that of the window of the first query is the latter's
+        reach = 0 if left is None or before is None else before[1] - left
+        if first is not None and first[1] > max(0, reach):
             raise ValueError(
                 f"the cache of this layer has dropped keys that are within a window of {plan.window}: generate with "
                 "use_cache=False, or use a cache that keeps all keys"
@@ -117,11 +119,6 @@ def bound(kept: dict[Any, Any], scheme: nn.Module, how: tuple[Any, ...], make: C
         kept[name] = make()
     made: T = kept[name]
     return made
-
-
-def _reach(queries: Positions, left: int | None) -> int:
-    """The first position in the window of the first query, if that is known."""
-    return 0 if left is None or queries.layout.start is None else queries.layout.start[1] - left
 
 
 def place(
@@ -283,19 +280,15 @@ def _check_kind(module: nn.Module, plan: Plan | None) -> None:
             f"{name} scales queries by their place among this process's tokens: patch(model, "
             "scheme_from_config(model.config).schedule), which scales them by their positions"
         )
-    if plan is None and not hasattr(module, ROTARY) and (kind := _by_length(config)) is not None:
+    params = getattr(config, "rope_parameters", None) or {}
+    every = [params, *(params.values() if isinstance(params, dict) else ())]
+    types = [each.get("rope_type") for each in every if isinstance(each, dict)]
+    kind = next((kind for kind in types if kind in ("dynamic", "longrope")), None)
+    if plan is None and not hasattr(module, ROTARY) and kind is not None:
         raise ValueError(
             f"rope_type {kind!r} in {name} would take the length of this process's tokens for that of the text: "
             "patch(model, scaling) with posenc.DynamicNTK or posenc.LongRoPE, which use the length of the whole text"
         )
-
-
-def _by_length(config: Any) -> str | None:
-    """The type of a configuration's rotation that depends on the length of the text."""
-    params = getattr(config, "rope_parameters", None) or {}
-    every = [params, *(params.values() if isinstance(params, dict) else ())]
-    kinds = (each.get("rope_type") for each in every if isinstance(each, dict))
-    return next((kind for kind in kinds if kind in ("dynamic", "longrope")), None)
 
 
 def _wrong(

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from posenc.arguments import number, shown, whole
@@ -74,12 +75,6 @@ def check_sizes(name: str, value: Any, depth: int = DEPTH) -> None:
         raise ValueError(f"{name} must be at most {most}, got {shown(value)}")
 
 
-def check_table(kind: str, numbers: int) -> None:
-    """ValueError for a learned table of more than `NUMBERS` numbers."""
-    if numbers > NUMBERS:
-        raise ValueError(f"the positions of {kind} must have at most {NUMBERS} learned numbers, got {shown(numbers)}")
-
-
 def positional(config: Any) -> Iterator[tuple[str, Any]]:
     """The keys of a configuration that are about positions, with a value other than None and False."""
     for name, value in vars(config).items():
@@ -108,7 +103,7 @@ class Keys:
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, or ``default`` where there is none, or None."""
-        self.was_read.add(self._own(name))
+        self.was_read.add(str(getattr(self.config, "attribute_map", {}).get(name, name)))
         value = getattr(self.config, name, None)
         return default if value is None else value
 
@@ -152,10 +147,6 @@ class Keys:
         if value is not None and value not in but:
             raise self.wrong(name, why)
 
-    def default(self, name: str) -> Any:
-        """The default of transformers for a key."""
-        return getattr(type(self.config), name, None)
-
     def end(self) -> None:
         """ValueError for the first key about positions that was not read, and is not None or False."""
         for name, value in positional(self.config):
@@ -164,9 +155,6 @@ class Keys:
                     f"{self.model_type} has the key {name!r} = {shown(value)}, which is about positions, and "
                     f"{self.model_type} does not read it: if it means nothing, pass ignore=({name!r},)"
                 )
-
-    def _own(self, name: str) -> str:
-        return str(getattr(self.config, "attribute_map", {}).get(name, name))
 
 
 @dataclass(frozen=True)
@@ -271,15 +259,10 @@ AXES = ("time", "row", "column")
 
 def runs(allocation: tuple[int, ...]) -> str:
     """The axes of pairs, such as "16 time, 24 row, 24 column"; more than six runs as a list of digits."""
-    found: list[list[int]] = []
-    for axis in allocation:
-        if found and found[-1][1] == axis:
-            found[-1][0] += 1
-        else:
-            found.append([1, axis])
+    found = [(axis, len([*same])) for axis, same in groupby(allocation)]
     if len(found) > 6:
         return "".join(map(str, allocation))
-    return ", ".join(f"{count} {AXES[axis]}" for count, axis in found)
+    return ", ".join(f"{count} {AXES[axis]}" for axis, count in found)
 
 
 PLAIN = Layer()
@@ -339,7 +322,7 @@ def check_pattern(
     keys: Keys, name: str, kinds: Sequence[Any], expected: Callable[[int, int], Any], least: int = 1
 ) -> None:
     """ValueError for a key from which transformers derives the list ``kinds``, if it contradicts the list."""
-    if keys.get(name) is None or keys.get(name) == keys.default(name):
+    if keys.get(name) in (None, getattr(type(keys.config), name, None)):  # the default of transformers
         return
     value = keys.whole(name, least)
     if [expected(layer, value) for layer in range(len(kinds))] != list(kinds):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import is_number, shown
 from posenc.encoding.pieces import Bias
-from posenc.huggingface.adapters import ADAPTERS, BOUND, CACHES, adapted, check_rotates, is_adapted, unscaled
+from posenc.huggingface.adapters import ADAPTERS, BOUND, CACHES, adapted, is_adapted, unscaled
 from posenc.huggingface.attention import NAME, check_runs
 from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.layers import (
@@ -221,7 +221,8 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
         kept = None if window == own else window  # the model's own mask has it, in static caches and graphs too
         plan = Plan(scheme, kept, source, bool(biased), by_source=is_adapted(module), has_window=own != WHOLE)
         patched.replace(module, PLAN, plan)
-        rescale(patched, module, next((s for s in map(_scaling, scheme.modules()) if s is not None), None))
+        scalings = (getattr(part, "scaling", None) for part in scheme.modules() if isinstance(part, Scheme))
+        rescale(patched, module, next((s for s in scalings if s is not None), None))
     patched.changes.extend(in_words(what))
 
 
@@ -238,11 +239,6 @@ def _unscale(patched: Patched, module: Any) -> None:
     else:
         return
     patched.changes += [each for each in said if each not in patched.changes]
-
-
-def _scaling(scheme: nn.Module) -> Any:
-    """The scaling of a rotary scheme; None for others."""
-    return getattr(scheme, "scaling", None) if isinstance(scheme, Scheme) else None
 
 
 def _check_scheme(base: Any, scheme: Any) -> None:
@@ -365,8 +361,10 @@ def _read(base: Any, what: Any, theta: float, rotary_dim: int) -> Any:
 def put_scaling(patched: Patched, base: Any, what: Any) -> None:
     """Applies a scaling, or one for each layer type, to the model's rotary frequencies."""
     found = list(rotaries(base))
-    check_rotates(text_config(base))
-    if text_config(base).model_type in ADAPTERS and (not found or getattr(what, "needs_lengths", False)):
+    config = text_config(base)
+    if config.model_type == "falcon" and config.alibi:
+        raise ValueError("falcon with alibi=True does not rotate: there are no frequencies to put a scaling on")
+    if config.model_type in ADAPTERS and (not found or getattr(what, "needs_lengths", False)):
         _scale_adapted(patched, base, what)
         return
     if not found:
@@ -400,7 +398,7 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
             by = "without a scaling" if scalings[kind] is None else f"scaled by {scalings[kind]!r}"
             patched.changes.append(f"{where}: base {turn.base:g}, {turn.rotary_dim} channels, {by}{own}{how}")
             patched.changes += _other_length(scalings[kind], module)
-        rotary = PosencRotary(module, turns, ropes, text_config(base))
+        rotary = PosencRotary(module, turns, ropes, config)
         if deferred:
             patched.through_posenc()
             _defer(patched, base, rotary, deferred)

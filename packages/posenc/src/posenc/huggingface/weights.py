@@ -80,14 +80,8 @@ OTHER_NORMS = ("v_norm", "q_a_norm", "q_a_layernorm", "kv_a_layernorm", "attn_su
 """Norms of tensors that are not rotated: values, MLA's latent vectors, the output."""
 
 BY_OUTPUT = (
-    "weight",
-    "bias",
-    "weight_scale",
-    "weight_zero_point",
-    "scales",
-    "zero_point",
-    "weight._data",
-    "weight._scale",
+    *("weight", "bias", "weight_scale", "weight_zero_point", "scales", "zero_point"),
+    *("weight._data", "weight._scale"),  # of optimum-quanto
 )
 ADAPTERS = ("lora_B", "lora_embedding_B", "lora_magnitude_vector")
 UNTOUCHED = ("input_scale", "output_scale", "lora_A", "lora_embedding_A")
@@ -129,7 +123,8 @@ def convert_layout(
     order = _order(head_dim, rotary_dim, first_channel, to)
     found = _found(state, projections)
     if not found:
-        raise ValueError(f"state must have a module named {', '.join(projections)}, got {_first(state)}")
+        names = ", ".join([*list(state)[:3], *["..."][: len(state) > 3]]) or "nothing"
+        raise ValueError(f"state must have a module named {', '.join(projections)}, got {names}")
     converted = dict(state)
     for modules in found.values():
         for module, parameters in modules.items():
@@ -252,11 +247,6 @@ def _unknown(name: str, x: Tensor, known: Sequence[str]) -> ValueError:
         f"state has {name!r}, {shown(x)}: its channels are not known, so it cannot be converted; "
         f"known are {', '.join(known)}"
     )
-
-
-def _first(state: Mapping[str, Tensor]) -> str:
-    names = list(state)
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "") if names else "nothing"
 
 
 # -- learned tables ---------------------------------------------------------------------------------------------------
