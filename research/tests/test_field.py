@@ -101,17 +101,6 @@ def test_the_section_of_faults_takes_the_place_of_the_one_before() -> None:
     assert all(text.endswith("\n\n## Not run\n\n- one\n") for text in (first, second))
 
 
-def test_a_finding_whose_script_does_not_show_it_is_named() -> None:
-    shown, gone, unknown, *_ = [note for note in NOTES if note.script]
-    sections = "".join(f"### {note.title}\n\n" for note in (shown, gone, unknown))
-    outcomes = {shown.script: Outcome(True, "1", "2"), gone.script: Outcome(False, "1", "the same")}
-    outcomes[unknown.script] = Outcome(None, "", "", "no such file")
-    section = put(f"## Findings\n\n{sections}## Not run\n", outcomes).partition("do not show them:\n")[2]
-    assert shown.script not in section
-    assert f"[{gone.script}](reproductions/{gone.script}): the same\n" in section
-    assert f"[{unknown.script}](reproductions/{unknown.script}): no such file\n" in section
-
-
 def test_every_script_is_of_an_entry_and_every_entry_of_the_page_links_to_its_own() -> None:
     names = {path.name for path in SCRIPTS.iterdir()}
     assert names == {entry.script for entry in (*FAULTS, *NOTES) if entry.script}

@@ -101,18 +101,6 @@ def refuse(config: CompareConfig, scheme: str, seed: int) -> Any:
     raise AssertionError(f"{scheme} was built again")
 
 
-def test_another_configuration_is_refused_and_said_how_it_differs(whole: Path) -> None:
-    before = (whole / "out" / FILE).read_bytes()
-    with pytest.raises(
-        ValueError, match=r"out holds another comparison, with steps 6 there and 7 here: give another fo"
-    ):
-        compare(small_config(whole / "text", steps=7), whole / "out")
-    other = write_text(whole / "other", seed=1)
-    with pytest.raises(ValueError, match=r"out holds another comparison, with text_digest '\w+' there and '\w+' here"):
-        compare(small_config(other), whole / "out")
-    assert (whole / "out" / FILE).read_bytes() == before
-
-
 @pytest.mark.parametrize(("at", "number"), [(33, signal.SIGINT), (9, signal.SIGTERM)])
 def test_interrupted_and_resumed_is_the_same_as_never_stopped(
     whole: Path, tmp_path: Path, at: int, number: signal.Signals

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from posenc_lab.compare.config import CompareConfig
-from posenc_lab.compare.tasks import complete, configured, from_toml
+from posenc_lab.compare.tasks import configured, from_toml
 from posenc_lab.kit import saved
 from posenc_lab.kit.configuration import fingerprint
 
@@ -80,14 +80,6 @@ def test_what_a_saved_configuration_was_made_with_is_a_table(tmp_path: Path) -> 
     path.write_text("steps = 7\nmade_with = 3\n")
     with pytest.raises(ValueError, match=r"config.toml, line 2: made_with must be a table, got 3$"):
         saved.identity_in(tmp_path, configured)
-
-
-def test_saved_configuration_is_read_as_the_same(tmp_path: Path) -> None:
-    config = CompareConfig(text=('a "quoted" name.txt', "ü\\n.txt"), learning_rate=1e-5, kv_heads=2, seeds=(3, 4))
-    path = tmp_path / "config.toml"
-    saved.save(tmp_path, config, {"torch": "2.0"})
-    assert from_toml(path) == complete(config)
-    assert saved.identity_in(tmp_path, configured) == complete(config).identity(torch="2.0")
 
 
 def test_fingerprint_changes_with_what_changes_a_measurement_and_nothing_else() -> None:

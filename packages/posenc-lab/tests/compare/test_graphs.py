@@ -24,25 +24,6 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_passes_are_recorded_once_and_the_model_stays_callable(monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded = []
-
-    def record(module: nn.Module, inputs: Any, allow_unused_input: bool) -> Any:
-        recorded.append((inputs, allow_unused_input))
-        whole = module.forward
-        module.forward = lambda *inputs: whole(*inputs) + 1  # as PyTorch's replaces it
-        return module
-
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
-    model = nn.Linear(3, 2)
-    learner, x = Recorded(model), torch.randn(4, 3)
-    assert [torch.equal(learner(x), model(x) + 1) for _ in range(2)] == [True, True]
-    assert len(recorded) == 1
-    assert recorded[0][0][0] is x
-    assert recorded[0][1]  # a scheme may have parameters that a length does not use
-
-
-@pytest.mark.usefixtures("no_gpu")
 def test_what_cannot_be_recorded_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors might be")

@@ -1,8 +1,6 @@
 """The page in a real browser: drawn, moved, read by keyboard, from a server and from disk."""
 
-import json
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -12,8 +10,7 @@ import posenc_lab
 from posenc.schemes.catalog import CATALOG
 from posenc_lab.explore.content import content
 from posenc_lab.explore.page import explorer
-from tests.compare import made_up
-from tests.explore.browser import VIEWS, Watched, executable, violations, watched
+from tests.explore.browser import VIEWS, Watched, executable, violations
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
 
@@ -113,35 +110,6 @@ def test_a_scheme_is_found_by_typing_and_chosen_by_the_keyboard(page: Watched, a
     page.page.set_viewport_size({"width": 360, "height": 780})
     chooser.click()
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
-
-
-@pytest.mark.more
-def test_files_of_records_are_chosen_or_dropped_and_a_wrong_one_is_named(
-    browser: Any, address: str, tmp_path: Path
-) -> None:
-    def saved(name: str, text: str) -> str:
-        (tmp_path / name).write_text(text)
-        return str(tmp_path / name)
-
-    good = "".join(json.dumps(record) + "\n" for record in made_up.records())
-    caption = "words => document.querySelector('caption').textContent.startsWith(words)"
-    with watched(browser) as page:  # which logs the answer of a refusal
-        page.show(address, "length-curves")
-        chooser = page.page.locator("input[type=file]")
-        chooser.set_input_files([saved("wrong.jsonl", "{}\n")])
-        said = "wrong.jsonl, line 1, is not a record (kind is missing)"
-        page.page.locator(".drop .wrong:visible", has_text=said).wait_for()
-        chooser.set_input_files([saved("one.jsonl", good), saved("two.jsonl", good)])
-        page.page.wait_for_function(caption, arg="two.jsonl, ")
-        assert page.page.locator("tbody tr", has_text="learned").inner_text().count("undefined") == 3
-        given = page.page.evaluate_handle(
-            "text => { const all = new DataTransfer(); all.items.add(new File([text], 'two.jsonl')); return all; }",
-            good,
-        )
-        page.page.dispatch_event(".drop", "drop", {"dataTransfer": given})
-        page.page.wait_for_function(caption, arg="two.jsonl (2), ")
-        page.page.locator(".controls select").last.select_option(label="the final bytes")
-        page.page.locator("caption", has_text="final bytes").wait_for()
 
 
 # --- views and addresses --------------------------------------------------------------------------------------------
