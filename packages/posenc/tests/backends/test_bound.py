@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import posenc
 from posenc import FIRE, KERPLE, T5, ALiBi, Positions, RoPE, Scheme, Shaw
+from posenc.backends import plan
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Bias, Distance
 from posenc.rotation.scalings import YaRN

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import flex_attention
 
 from posenc import AbsoluteInAttention, DistanceAware, Positions, RoPE, Scheme, Shaw
+from posenc.backends import flex
 from posenc.backends.call import Call
 from posenc.backends.flex import FLEX, _block_mask
 from posenc.backends.reference import REFERENCE

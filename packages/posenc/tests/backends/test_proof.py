@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from posenc.backends.native import library
+from posenc.backends.native import build, library
 from posenc.backends.native.proof import KNOWN, MARGIN, PLACES, PRECISIONS, TERMS, failures, is_off, measured, questions
 from tests.backends import known_answers
 from tests.backends.planted import Wrong, built, check_place

@@ -18,7 +18,7 @@ import posenc
 from posenc import FIRE, ALiBi, Positions, Scheme, Shaw
 from posenc.backends import choice
 from posenc.backends.request import Request
-from posenc.backends.triton import backend
+from posenc.backends.triton import backend, operator
 from tests.awkward import clocked, learned_slope
 from tests.backends import ceilings, grounds
 from tests.backends.grounds import (
