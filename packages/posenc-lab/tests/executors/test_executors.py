@@ -59,7 +59,8 @@ def test_jobs_end_with_their_parent(tmp_path: Path) -> None:
         "from posenc_lab.executors.local import local\n"
         "if __name__ == '__main__': list(local(run, told(Path(sys.argv[1]), 'long'), 1))"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    command, root = [sys.executable, "-c", script, str(tmp_path)], Path(__file__).parents[2]  # whose tests it imports
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=root)
     until(tmp_path / "long.ready")
     parent.kill()
     _, error = parent.communicate(timeout=60)  # until the job has ended too

@@ -209,7 +209,7 @@ def test_what_does_not_fit_is_tried_in_smaller_tiles_once(monkeypatch: pytest.Mo
     _attend()
     _attend(channels=128)
     assert tried == [0, 1, 2, 2, 0, 1, 2]
-    _asked(monkeypatch, len(flex_compiled.SIZES))
+    _asked(monkeypatch, len(flex.SIZES))
     with pytest.raises(RuntimeError, match=r"^no size .* fits this GPU for torch.bfloat16 with 96 channels: use an"):
         _attend(channels=96)
     tried = _asked(monkeypatch, 1, "CUDA out of memory")  # of which sizes are not the cause
