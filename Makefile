@@ -91,7 +91,7 @@ check-scale: $(VENV)/.scale kernel
 	OMP_NUM_THREADS=1 $(BIN)/python research/benchmarks/scale.py $(SCALE)
 
 # Triton is a gigabyte, and its interpreter slow, so not of `make test`.
-TRITONED := $(wildcard $(TESTS)/backends/test_triton*.py) $(addprefix $(TESTS)/backends/,test_rotation_kernel.py test_fused.py)
+TRITONED := $(wildcard $(TESTS)/backends/test_triton*.py) $(TESTS)/backends/test_rotation_kernel.py
 check-triton: $(VENV)/.triton kernel
 	$(PYTEST) -m "not gpu and not more and not survey" $(TRITONED)
 

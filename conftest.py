@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +20,10 @@ from tests.needs import NO_TRITON
 
 if os.environ.get("POSENC_SHAPES") == "1":
     install_import_hook("posenc", "beartype.beartype")
+# Processes that tests start find what this one finds: the folders named tests are one namespace, of several packages.
+ROOT = Path(__file__).parent
+PARTS = (ROOT, *sorted((ROOT / "packages").iterdir()), ROOT / "research")
+os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, PARTS), *filter(None, [os.environ.get("PYTHONPATH")])])
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell has put into the background; tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

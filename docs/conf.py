@@ -58,7 +58,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"posenc(_check|_lab)?\.(\w+\.)*_\w+"),  # private bases
     (
         r"py:class",
-        r"posenc\.(lowering|command|encoding\.features|positions\.(layout|tiles)|models\.forward_pass|rotary|distributed\.(needs|sharding))\..*",
+        r"posenc\.(lowering|command|encoding\.context\.Feature|positions\.(layout|tiles)|models\.forward_pass|rotary|distributed\.sharding)\b.*",
     ),  # of the insides
     (r"py:class", r"posenc_check\.(run|trial)\.(Result|NotChecked|TrialResult|Check)|posenc_lab\.explore\.show\.Shown"),
     (r"py:class", r"posenc\.encoding\.(encoding|rotation)\.(Rotation|Band)"),

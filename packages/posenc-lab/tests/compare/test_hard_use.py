@@ -21,7 +21,7 @@ def test_killed_at_anything_it_does_to_a_file(tmp_path: Path) -> None:
     checkpoint or a record is written, or all of it and not yet known to be on the disk, or not yet in its place."""
     text, out = write_text(tmp_path / "text"), tmp_path / "out"
     command = [sys.executable, "-m", "tests.compare.killed", str(text), str(out)]
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[4])
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert ran.returncode == 0, ran.stderr
     *killed, (code, _) = ended = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(ended) > 10

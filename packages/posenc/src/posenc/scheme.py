@@ -186,7 +186,7 @@ class Scheme(nn.Module):
     def bind(
         self, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]
     ) -> Encoding:
-        """`forward` after its arguments are checked."""
+        """``forward`` after its arguments are checked."""
         if self.needs_lengths and context.lengths is None:
             context = replace(context, lengths=torch.maximum(*torch.broadcast_tensors(queries.lengths, keys.lengths)))
         rows = max(queries.rows, keys.rows)

@@ -1,7 +1,5 @@
 """Schemes of anyone's own, ``my.py:MyScheme``, wherever a command takes names of schemes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -164,21 +162,6 @@ def test_its_laws_are_measured(own: str, capsys: pytest.CaptureFixture[str]) -> 
     assert f"posenc: {own}:Claims: the catalog does not claim it, but bounded" in shown.err
     assert main(["laws", "--schemes", f"{own}:FailsWhenCalled"]) == 1
     assert capsys.readouterr().err == f"posenc: error: {own}:{LINE}: KeyError: 'angle'\n"
-
-
-@pytest.mark.more
-def test_it_is_checked_in_a_decoder(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", f"{own}:Steep", "--checks", "4", "--seconds", "60", "-q"]) == 0
-    words = ["check", f"{own}:Forgets", "--checks", "11", "--seconds", "60", "--out", str(tmp_path / "out")]
-    assert main(words) == 1
-    (script,) = (tmp_path / "out" / "scripts").glob("**/*.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert "expected" in done.stdout
-    assert main(["check", "roap"]) == 2
-    assert "or a scheme: scheme must be one of " in capsys.readouterr().err
-    assert main(["check", f"{own}:Steep", "--dim", "8"]) == 2
-    assert f"--dim is for a module; {own}:Steep is a scheme, which claims for itself" in capsys.readouterr().err
 
 
 def test_it_is_drawn_and_described(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

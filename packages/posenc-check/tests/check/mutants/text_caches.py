@@ -8,7 +8,16 @@ from torch.nn import functional as F
 
 from posenc_check import Layer
 from tests.check.mutants import Mutant
-from tests.check.mutants.text_rotary import rates, rotate_half
+
+
+def rates(dim: int, base: float) -> Tensor:
+    """base^(-2c/dim), in float32."""
+    return 1.0 / base ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
+
+
+def rotate_half(x: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
 
 
 class Growing:

@@ -10,7 +10,7 @@ A scheme's score door is a tuple of pieces, applied from left to right to the sc
     Function   f(s_ij; c_h(r), ...)              any function of one score                 DA-Transformer, FIRE, softcap
     Row        f(s_i.; visible)                  any function of a row of scores           CoPE, stick-breaking
 
-and its value door a tuple of `Value`, o_i + sum_j a_ij w(r). `lowering/forms.py` derives from these what
+and its value door a tuple of `Value`, o_i + sum_j a_ij w(r). ``lowering/forms.py`` derives from these what
 backends run: dense, by distance or in a compiled kernel. Backends recognize kinds of terms, not schemes.
 """
 
