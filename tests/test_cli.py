@@ -246,7 +246,10 @@ def test_a_command_of_a_package_that_is_not_installed_names_it(
 ) -> None:
     monkeypatch.setattr("posenc.command.cli.entry_points", lambda group: ())
     assert main(["check", "rope"]) == 2
-    assert capsys.readouterr().err == "posenc: error: posenc check needs posenc-check: pip install 'posenc-check'\n"
+    assert capsys.readouterr().err == (
+        "posenc: error: posenc check needs posenc-check, which is not installed: in a clone of posenc, "
+        "pip install ./packages/posenc-check\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""posenc-lab: which positional encoding to use, shown: compare, extend, laws, plot, bench, choose, explore.
+"""posenc-lab: which positional encoding to use, shown: compare, extend, laws, plot, bench, choose, explore, export.
 
 Each is a subcommand of ``posenc``; `show` displays a scheme in a notebook. Nothing here is imported by the library.
 """
@@ -17,3 +17,7 @@ def __getattr__(name: str) -> Any:
     from posenc_lab.explore.show import show
 
     return show
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -40,7 +40,7 @@ def check(settings: Extension) -> tuple[Extension, models.Source, str]:
     if settings.factors is not None:
         factors_of(settings.factors, pairs_of(source), "factors")
     if settings.lora and importlib.util.find_spec("peft") is None:
-        raise ValueError("--lora needs peft, which is not installed: pip install 'posenc[extend]'")
+        raise ValueError("--lora needs peft, which is not installed: pip install 'posenc-lab[extend]'")
     for name in {"longrope", "base"}.intersection(settings.scalings):
         if len(bases := source.bases()) != 1:
             raise ValueError(f"{name} needs one base of all rotating layers, and {source.name} has {sorted(bases)}")

@@ -38,7 +38,7 @@ def prepared(model: Any, settings: Extension) -> Any:
         try:
             from peft import LoraConfig, get_peft_model
         except ModuleNotFoundError:
-            raise ValueError("--lora needs peft, which is not installed: pip install 'posenc[extend]'") from None
+            raise ValueError("--lora needs peft, which is not installed: pip install 'posenc-lab[extend]'") from None
         targets = [
             f"{name}.{inner}"
             for name, attention in model.named_modules()

