@@ -1,5 +1,6 @@
 import ast
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -239,6 +240,23 @@ def test_the_name_of_two_schemes_is_an_error_that_names_both() -> None:
             ask()
     with pytest.raises(ValueError, match=re.escape(TWO)):
         entries_of("prope")
+
+
+def test_a_command_that_cannot_be_loaded_costs_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load() -> None:
+        raise ImportError("cannot import name 'x'")
+
+    monkeypatch.setattr("posenc.command.cli.entry_points", lambda group: (SimpleNamespace(name="mine", load=load),))
+    assert main(["schemes", "nope"]) == 0
+    assert capsys.readouterr().err == "posenc: error: the command mine cannot be loaded: cannot import name 'x'\n"
+
+
+def test_what_the_terminal_cannot_show_is_escaped() -> None:
+    command = [sys.executable, "-m", "posenc", "schemes", "query_scale"]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_command_of_a_package_that_is_not_installed_names_it(

@@ -244,9 +244,14 @@ def test_a_repr_says_what_it_is() -> None:
     assert repr(Llama3()) == "Llama3(factor=8.0, original_length=8192)"
     assert repr(Proportional(0.5)) == "Proportional(share=0.5)"
     assert repr(LongRoPE([1.0] * 9, [2] * 9, 64, 4)) == (
-        "LongRoPE(short_factor=[1.0, 1.0, ..., 1.0] of 9, long_factor=[2.0, 2.0, ..., 2.0] of 9, original_length=64, "
+        "LongRoPE(short_factor=[1.0, 1.0, ..., 1.0] of 9, crc32 7731acfc, "
+        "long_factor=[2.0, 2.0, ..., 2.0] of 9, crc32 be4df9e6, original_length=64, "
         "factor=4.0)"
     )
+    middle = LongRoPE(
+        [*[1.0] * 4, 3.0, *[1.0] * 4], [2] * 9, 64, 4
+    )  # by their repr, patched models know their scalings
+    assert repr(middle) != repr(LongRoPE([1.0] * 9, [2] * 9, 64, 4))
 
 
 LENGTH = {"original_max_position_embeddings": 64}

@@ -7,6 +7,7 @@ interrupted, with one line on stderr, 2 wrong usage."""
 
 import argparse
 import inspect
+import io
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
@@ -60,8 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except ModuleNotFoundError as error:
-        needed = _EXTRAS.get((error.name or "").partition(".")[0], _PACKAGES.get(given[0], "posenc"))
-        return failed(f"{error.name} is not installed: pip install '{needed}'")
+        own = dict.fromkeys(("kernel", "schemes"), "posenc")
+        needed = _EXTRAS.get((error.name or "").partition(".")[0], (_PACKAGES | own).get(given[0], ""))
+        return failed(f"{error.name} is not installed" + (f": pip install '{needed}'" if needed else ""))
     except (KeyboardInterrupt, ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch's out of memory
         return failed(words(error))
     except Exception as error:
@@ -75,7 +77,10 @@ def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
     parser.add_argument("--version", action="version", version=f"posenc {posenc.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        entry.load().add_parser(commands)
+        try:
+            entry.load().add_parser(commands)
+        except ImportError as error:  # of another version, or half installed: the other commands go on
+            failed(f"the command {entry.name} cannot be loaded: {error}")
     kernel.add_parser(commands)  # type: ignore[arg-type]
     schemes = commands.add_parser(
         "schemes",
@@ -107,6 +112,8 @@ _GATHERED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)  #
 def _schemes(arguments: argparse.Namespace) -> int:
     from posenc.schemes.catalog import catalog
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what its encoding lacks is escaped
     if not arguments.schemes:
         rows = [(entry.name, " ".join(entry.doors), entry.does, entry.cost) for entry in catalog()]
         print(table(("name", "doors", "does", "cost"), rows))

@@ -214,17 +214,24 @@ def _load(model: nn.Module, place: Any, hub: dict[str, Any], dtype: Any) -> None
     """Loads the parameters of the schemes that were put in. Raises ValueError, naming one, if the files lack any, or
     have others."""
     named = dict(model.named_parameters(remove_duplicate=False))
-    device = next((p.device for name, p in named.items() if ".scheme." not in name and not p.is_meta), None)
+    others = {name: p.device for name, p in named.items() if ".scheme." not in name and not p.is_meta}
+    first = next(iter(others.values()), None)
+
+    def device_of(name: str) -> torch.device | None:
+        """That of the layer which the scheme is in, since layers may be on several."""
+        layer = name.partition(".scheme.")[0].rpartition(".")[0]
+        return next((device for other, device in others.items() if other.startswith(f"{layer}.")), first)
+
     named = {name: parameter for name, parameter in named.items() if ".scheme." in name}
     left = {id(parameter): name for name, parameter in reversed(named.items())}
     for key, tensor in _tensors(place, hub):
-        own = [p for name, p in named.items() if f".{key}".endswith(f".{name}") or f".{name}".endswith(f".{key}")]
-        shapes = {tuple(parameter.shape) for parameter in own}
+        own = {n: p for n, p in named.items() if f".{key}".endswith(f".{n}") or f".{n}".endswith(f".{key}")}
+        shapes = {tuple(parameter.shape) for parameter in own.values()}
         if shapes != {tuple(tensor.shape)}:
             must = f"be of shape {min(shapes)}" if shapes else "not be there"
             raise ValueError(f"{key} of {str(place)!r} must {must} by what, got {tuple(tensor.shape)}")
-        for parameter in own:
-            parameter.data = tensor.to(device, dtype if isinstance(dtype, torch.dtype) else tensor.dtype)
+        for name, parameter in own.items():
+            parameter.data = tensor.to(device_of(name), dtype if isinstance(dtype, torch.dtype) else tensor.dtype)
             left.pop(id(parameter), None)
     if left:
         raise ValueError(f"{str(place)!r} must have the parameters of the schemes, and lacks {min(left.values())}")
@@ -239,9 +246,13 @@ def _tensors(place: Any, hub: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     index = cached_file(place, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False, **hub)
     files = {SAFE_WEIGHTS_NAME}
     if index is not None:
-        files = set(json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"].values())
+        files_of = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
+        files = {file for key, file in files_of.items() if ".scheme." in key}
     for name in sorted(files):
-        with safe_open(cached_file(place, name, **hub), framework="pt") as file:
+        path = cached_file(place, name, _raise_exceptions_for_missing_entries=False, **hub)
+        if path is None:  # saved under another name, which matters where something was learned
+            continue
+        with safe_open(path, framework="pt") as file:
             for key in file.keys():  # noqa: SIM118  # no mapping
                 if ".scheme." in key:
                     yield key, file.get_tensor(key)

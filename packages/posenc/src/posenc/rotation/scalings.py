@@ -24,6 +24,7 @@ Errors: ValueError for a factor below 1 (a scale of 0.25 in other code is the fa
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -116,7 +117,8 @@ class _Scaling:
 def _listed(values: tuple[float, ...]) -> str:
     if len(values) <= 8:
         return repr(list(values))
-    return f"[{values[0]!r}, {values[1]!r}, ..., {values[-1]!r}] of {len(values)}"
+    digest = zlib.crc32(repr(values).encode())  # two that differ are written differently
+    return f"[{values[0]!r}, {values[1]!r}, ..., {values[-1]!r}] of {len(values)}, crc32 {digest:08x}"
 
 
 def _stretch(factor: Any, original_length: Any) -> dict[str, Any]:

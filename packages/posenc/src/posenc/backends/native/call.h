@@ -1,4 +1,4 @@
-// The arguments of a call. `structures.py` has the same structures and compares every field.
+// The arguments of a call. `operator.py` has the same structures and compares every field.
 
 #pragma once
 

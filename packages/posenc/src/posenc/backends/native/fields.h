@@ -1,4 +1,4 @@
-// Every field of the structures that Python fills in, which `structures.py` compares with its own.
+// Every field of the structures that Python fills in, which `operator.py` compares with its own.
 
 #pragma once
 
