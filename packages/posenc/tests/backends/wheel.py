@@ -10,7 +10,7 @@ from posenc.backends.native import library
 
 COMPILERS = ("c++", "g++", "gcc", "cc", "clang++", "clang")
 
-assert Path(__file__).parents[4] / "src" not in Path(posenc.__file__).parents, f"posenc is {posenc.__file__}"
+assert Path(__file__).parents[2] / "src" not in Path(posenc.__file__).parents, f"posenc is {posenc.__file__}"
 assert not any(map(shutil.which, COMPILERS)), "there is a compiler"
 for dtype in library.REALS:
     q, k, v = (torch.randn(2, 4, 300, 16, dtype=dtype, requires_grad=True) for _ in range(3))
