@@ -32,7 +32,7 @@ PATIENCE = 14  # as many times that, for a subject with the scripts of its findi
 def main() -> int:
     """Runs what has no record yet, then writes the page, and the scripts of findings beside their records."""
     parser = argparse.ArgumentParser(prog="python -m field.report", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "field", help="folder of the records")
+    parser.add_argument("--out", type=Path, default=ROOT.parent / "runs" / "field", help="folder of the records")
     parser.add_argument(
         "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default: %(default)s)"
     )

@@ -48,7 +48,7 @@ from study.run import SCHEMES, TASKS, TEXTS
 from study.shipped import FILE, repeated, shipped
 
 HERE = Path(__file__).parent
-DOCS = HERE.parent / "docs"
+DOCS = HERE.parents[1] / "docs"
 CHOOSE = Path(posenc_lab.choose.__path__[0])
 NEAR = (
     "Bits per byte over sliding windows, which score the same bytes at every length",

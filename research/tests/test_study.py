@@ -200,3 +200,7 @@ def test_a_job_is_done_when_its_folder_holds_all_of_it(tmp_path: Path, monkeypat
     assert kept(15) == [True, False, False]
     assert kept(len(made) - 2) == [True, False, False]  # a training that is not tested to its end
     assert kept(len(made)) == [True, True, False]
+
+
+def test_pages_are_written_where_the_documentation_is() -> None:
+    assert (pages.DOCS / "study" / "plan.md").read_bytes() == (pages.HERE / "plan.md").read_bytes()
