@@ -13,8 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import AbsoluteInAttention, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw
-from posenc.backends.native import backend as native
-from posenc.backends.native import library
 from tests.awkward import TrialCoPE
 
 BACKENDS = ["reference", "sdpa"]
@@ -355,11 +353,12 @@ LONG = 300
 MASK, FEW = "for a dense mask", "there are few scores"
 KERNEL = "the kernel computes the scores on the fly"
 NOTHING = ("sdpa", "the fused kernel suffices")
+UNMEASURED = ("native", "there are no score terms, and from 256 tokens on")
 CAUSAL = {"is_causal": True}
 # What is taken with the kernel, and without a compiler.
 TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], tuple[str, str], tuple[str, str]]] = {
-    "nothing": (lambda: None, CAUSAL, NOTHING, NOTHING),
-    "rotation": (lambda: RoPE(HEAD_DIM), CAUSAL, NOTHING, NOTHING),
+    "nothing": (lambda: None, CAUSAL, UNMEASURED, NOTHING),
+    "rotation": (lambda: RoPE(HEAD_DIM), CAUSAL, UNMEASURED, NOTHING),
     "folds": (lambda: AbsoluteInAttention(LONG, HEAD_DIM), CAUSAL, NOTHING, NOTHING),
     "linear": (lambda: ALiBi(HEADS), CAUSAL, ("native", KERNEL), ("sdpa", MASK)),
     "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, ("native", KERNEL), ("sdpa", MASK)),
@@ -377,9 +376,9 @@ TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], tuple[str, s
 def test_explain_says_what_auto_takes_and_why_not_the_others(
     case: str, has_compiler: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "AHEAD", {})  # which differs from processor to processor
     if not has_compiler:
-        monkeypatch.setattr("posenc.backends.native.backend.missing", lambda dtype: "there is no C++ compiler")
+        for room in ("native.backend", "plan"):
+            monkeypatch.setattr(f"posenc.backends.{room}.missing", lambda dtype: "there is no C++ compiler")
     make, how, *both = TAKEN[case]
     expected, why = both[not has_compiler]
     q = torch.randn(1, HEADS, LONG, HEAD_DIM)
@@ -394,28 +393,6 @@ def test_explain_says_what_auto_takes_and_why_not_the_others(
         assert f"not {name}: {reason}" in str(explained)
         with pytest.raises(ValueError, match=f"backend '{name}' cannot run this: {re.escape(reason)}"):
             posenc.attention(q, q, q, scheme, **how, backend=name)
-
-
-def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as were measured with such a library: fewer where queries and keys are to be turned."""
-    monkeypatch.setattr(library, "level", lambda dtype: "v4")
-    monkeypatch.setattr(native, "AHEAD", {torch.float32: {"v4": native.From(plain=250, turned=120)}})
-    q = torch.randn(1, HEADS, LONG, 32)
-
-    def taken(tokens: int, scheme: Scheme | None, x: Tensor = q, **how: Any) -> str:
-        x = x[:, :, :tokens]
-        return posenc.explain(x, x, x, scheme, **{"is_causal": True, **how}).backend
-
-    for scheme, least in ((None, 250), (NoPE(), 250), (RoPE(32), 120)):
-        assert [taken(n, scheme) for n in (least - 1, least)] == ["sdpa", "native"]
-        assert taken(least, scheme, is_causal=False) == "sdpa"  # of which nothing is known
-    assert taken(LONG, RoPE(32), q.bfloat16()) == "sdpa"
-    assert taken(LONG, RoPE(20), q[..., :20]) == "sdpa"
-    assert taken(LONG, RoPE(32), attn_mask=torch.ones(LONG, LONG).bool()) == "sdpa"
-    assert taken(LONG, RoPE(32), dropout_p=0.5) == "sdpa"
-    assert posenc.explain(q[:, :, :3], q, q, RoPE(32), is_causal=True).backend == "sdpa"  # few queries
-    monkeypatch.setattr(library, "level", lambda dtype: None)
-    assert taken(LONG, RoPE(32)) == "sdpa"
 
 
 def test_too_many_scores_are_not_held_at_once() -> None:

@@ -14,8 +14,9 @@ from posenc.backends.blockwise import computed_share, distances_of
 from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
-from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out, why_ahead
+from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out
 from posenc.backends.native.library import warn_if_not_built
+from posenc.backends.races import kernel_is_ahead
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.triton.backend import TRITON, counted_share
@@ -125,11 +126,11 @@ class _Asked:
         return self.call.is_forward_mode
 
     def is_ahead(self) -> bool:
-        """No mask is needed, and the kernel is still faster. Does not load its library where it has no chance."""
-        if self.has_plane or not self.takes(SDPA) or not self.is_plain():
+        """No mask is needed, and the kernel is still faster."""
+        if self.has_few_queries or self.has_plane or not self.takes(SDPA) or not self.is_plain():
             return False
-        self.ahead = why_ahead(self.call)
-        return self.ahead is not None and self.takes(NATIVE)
+        self.ahead = kernel_is_ahead(self.call) if self.takes(NATIVE) else None
+        return self.ahead is not None
 
     def needs_no_mask(self) -> bool:
         """The fused kernel suffices. A plane can be folded into query and key too, but they become wide."""
@@ -195,7 +196,7 @@ class _Asked:
 
 
 class Choice(NamedTuple):
-    """A backend that "auto" takes, when, and why; None: as `why_ahead` says."""
+    """A backend that "auto" takes, when, and why; None: as `kernel_is_ahead` says."""
 
     backend: Backend
     when: Callable[[_Asked], bool]

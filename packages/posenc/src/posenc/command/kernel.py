@@ -14,8 +14,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     kernel = commands.add_parser(
         "kernel",
         help="list, test and build the CPU kernel",
-        description="Lists the libraries of the CPU kernel for this processor, and which one each precision uses. The "
-        "exit code is 1 if a precision has none, a test fails, or none could be built.",
+        description="Lists the libraries of the CPU kernel for this processor, which one each precision uses, and "
+        "its races against PyTorch's attention. The exit code is 1 if a precision has none, a test fails, or none "
+        "could be built.",
     )
     kernel.set_defaults(run=run)
     what = kernel.add_mutually_exclusive_group()
@@ -50,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(precision: str, is_test: bool) -> list[str]:
-    """Prints the libraries of a precision, and returns what is wrong."""
+    """Prints the libraries of a precision and their races, and returns what is wrong."""
+    from posenc.backends import races
     from posenc.backends.native import build, library
 
     print(f"\n{precision}")
@@ -79,6 +81,14 @@ def _show(precision: str, is_test: bool) -> list[str]:
         print(f"            {there.path}")
         print(f"            by {there.record.compiler}: {there.record.command}")
         is_before &= not is_taken
+    of_races = races.stored(precision)
+    if of_races:
+        print("  races without score terms, time over that of PyTorch's attention, by tokens")
+    for kind, laps in of_races.items():
+        ratios = (
+            f"{lap.tokens}: {lap.kernel / lap.pytorch:.2f}{'' if lap.is_clear else ' (too noisy)'}" for lap in laps
+        )
+        print(f"    {kind}   {', '.join(ratios)}")
     if isinstance(taken, build.UnavailableError):
         print(f"  none is taken: {taken}")
         reasons += [] if library.is_off() else [f"{precision} has no library"]

@@ -100,7 +100,7 @@ def faults(found: Found, again: bool = False) -> tuple[str, ...]:
     in the cache if it is writable. UnavailableError if they cannot be computed, or the process has crashed
     `TRIES` times while computing them."""
     try:
-        stamp = cache() / f"proof-{_identity(found.record)}.json"
+        stamp = cache() / f"proof-{identity(found.record)}.json"
     except UnavailableError:  # results cannot be stored
         return _computed(found)
     known = None if again else _stored(stamp)
@@ -140,7 +140,7 @@ def _remember(stamp: Path, faults: tuple[str, ...]) -> None:
         build.write(stamp, json.dumps(faults))
 
 
-def _identity(record: Record) -> str:
+def identity(record: Record) -> str:
     """The digest of the library, the processor and machine, and all code and data of the test."""
     files = sorted(path for path in build.SOURCES.iterdir() if path.suffix in (".py", ".json"))
     parts = (record.digest, build.machine_identity(), platform.node(), torch.__version__)

@@ -1,0 +1,264 @@
+"""Races between the CPU kernel and PyTorch's attention, for calls that add nothing to the scores.
+
+Which of them is faster depends on the processor, the precision and the build of PyTorch: on one machine PyTorch's
+backward pass in float16 takes 20 times as long as the kernel's, on another its matrix unit is ahead. So each kind of
+call is raced once on the machine at hand, when it is first needed, and the times are kept in the user's cache, beside
+the results of the kernel's self-test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posenc import compat
+from posenc.backends.call import Backend, Call, Turn
+from posenc.backends.native import build, library
+from posenc.backends.native.backend import NATIVE
+from posenc.backends.native.build import UnavailableError
+from posenc.backends.native.operator import CHANNELS
+from posenc.backends.sdpa import SDPA
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Visibility
+from posenc.rotation.phases import PairRotation
+
+SWITCH = "POSENC_RACES"
+LENGTHS = (16, 64, 128, 256, 1024)
+ENOUGH = 256  # tokens; from here on a clear lead ends the race, since longer texts take seconds where PyTorch is slow
+CLEAR = 1.5  # a ratio of times that is a clear lead
+ROUNDS = 5
+SHORTEST = 2e-4  # seconds of one timing
+NOISY = 3.0  # a ratio between rounds; above it the times say nothing
+DEFAULT = (
+    256  # tokens from which the kernel is taken where nothing was measured, on any machine seen not the slower one
+)
+
+
+class Kind(NamedTuple):
+    """A kind of call. ``width`` is the number of channels that is raced, not a multiple of 16 if the call's is none."""
+
+    dtype: torch.dtype
+    is_rotated: bool
+    is_causal: bool
+    is_training: bool
+    width: int
+    threads: int
+
+    def __str__(self) -> str:
+        words = (
+            str(self.dtype).removeprefix("torch."),
+            "rotated" if self.is_rotated else "plain",
+            "causal" if self.is_causal else "both directions",
+            "training" if self.is_training else "forward",
+            f"{self.width} channels",
+            f"{self.threads} thread{'s' * (self.threads > 1)}",
+        )
+        return ", ".join(words)
+
+
+class Lap(NamedTuple):
+    """The seconds of a call of each, the fastest of all rounds; ``is_clear`` unless the rounds differed too much."""
+
+    tokens: int
+    pytorch: float
+    kernel: float
+    is_clear: bool
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether the kernel is to be taken: it was the faster one or, where the times say nothing, by default."""
+        return self.kernel <= self.pytorch if self.is_clear else self.tokens >= DEFAULT
+
+    def __str__(self) -> str:
+        seconds = f"{self.kernel * 1e3:.3g} ms against {self.pytorch * 1e3:.3g}"
+        return f"{seconds} at {self.tokens} tokens{'' if self.is_clear else ', too noisy to tell'}"
+
+
+Race = tuple[Lap, ...]
+_KNOWN: dict[Kind, Race] = {}  # of this process; never stale, since neither machine nor library changes under it
+_RACING = threading.Lock()
+
+
+def kind_of(call: Call, threads: int) -> Kind:
+    """The kind that a call without score terms belongs to."""
+    width = max(call.query.size(3), call.value.size(3))
+    is_whole = not (call.query.size(3) % CHANNELS or call.value.size(3) % CHANNELS)
+    tensors = (call.query, call.key, call.value)
+    return Kind(
+        call.query.dtype,
+        call.turn is not None,
+        call.visibility.is_causal,
+        torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
+        (64 if width <= 96 else 128) - (0 if is_whole else 4),
+        threads,
+    )
+
+
+def kernel_is_ahead(call: Call) -> str | None:
+    """Why the kernel is used for a call without score terms that needs no mask, or None to use PyTorch's attention."""
+    if call.pieces or call.query.device.type != "cpu" or torch.compiler.is_exporting():
+        return None
+    if torch.compiler.is_compiling():  # a graph serves all lengths
+        return WHY if _is_ahead_everywhere(*kind_of(call, 0)) else None
+    kind = kind_of(call, torch.get_num_threads())
+    tokens = math.sqrt(call.query.size(2) * call.key.size(2))
+    race = race_of(kind)
+    if race is None:
+        return f"{WHY}, and from {DEFAULT} tokens on the kernel is taken" if tokens >= DEFAULT else None
+    lap = nearest(race, tokens)
+    return f"{WHY}, and in a race on this machine the kernel took {lap}" if lap.is_kernel else None
+
+
+WHY = "there are no score terms"
+
+
+def _is_ahead_everywhere(*kind: Any) -> bool:
+    """Asked in a graph, which does not know the number of threads."""
+    race = race_of(Kind(*kind)._replace(threads=torch.get_num_threads()))
+    return race is not None and all(lap.is_kernel for lap in race if lap.tokens > LENGTHS[0])
+
+
+_is_ahead_everywhere._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def nearest(race: Race, tokens: float) -> Lap:
+    """The lap of the nearest length, by ratio."""
+    return min(race, key=lambda lap: abs(math.log(lap.tokens / max(tokens, 1))))
+
+
+def race_of(kind: Kind) -> Race | None:
+    """The race of this kind, run now if it never was on this machine. None where races are turned off, or operations
+    are traced, replaced or profiled."""
+    found = _KNOWN.get(kind)
+    if found is not None or os.environ.get(SWITCH, "1").lower() in library.OFF:
+        return found
+    with _RACING, compat.outside_compilation():
+        if kind in _KNOWN:
+            return _KNOWN[kind]
+        before = stored(precision_of(kind.dtype)).get(str(kind))
+        if before is not None:
+            _KNOWN[kind] = before
+        elif compat.is_direct(()):
+            _KNOWN[kind] = _run(kind)
+            _store(kind)
+        return _KNOWN.get(kind)
+
+
+# -- the race ---------------------------------------------------------------------------------------------------------
+
+
+def _run(kind: Kind) -> Race:
+    """Races at one length after the other."""
+    laps: list[Lap] = []
+    # Neither the caller's autocast and inference mode nor its random numbers have a part in it.
+    with torch.inference_mode(False), torch.set_grad_enabled(kind.is_training), torch.autocast("cpu", enabled=False):
+        for tokens in LENGTHS:
+            laps.append(_lap(kind, tokens))
+            ratio = laps[-1].pytorch / laps[-1].kernel
+            if tokens >= ENOUGH and not 1 / CLEAR < ratio < CLEAR:
+                break
+    return tuple(laps)
+
+
+def _lap(kind: Kind, tokens: int) -> Lap:
+    call = _call(kind, tokens)
+    calls = [_once(backend, call) for backend in (SDPA, NATIVE)]
+    for once in calls:  # what is made at the first call
+        once()
+    counts = [max(1, math.ceil(SHORTEST / _seconds(once, 1))) for once in calls]
+    rounds = [[_seconds(once, n) for once, n in zip(calls, counts, strict=True)] for _ in range(ROUNDS)]
+    ratios = sorted(pytorch / kernel for pytorch, kernel in rounds)
+    middle = statistics.median(ratios)
+    is_clear = not 1 / CLEAR < middle < CLEAR or ratios[-2] / ratios[1] < NOISY
+    pytorch, kernel = (min(times) for times in zip(*rounds, strict=True))
+    return Lap(tokens, pytorch, kernel, is_clear)
+
+
+def _seconds(once: Callable[[], None], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        once()
+    return (time.perf_counter() - start) / count
+
+
+def _call(kind: Kind, tokens: int) -> Call:
+    numbers = torch.arange(tokens * kind.width, device="cpu").view(1, 1, tokens, kind.width)
+    heads = torch.arange(max(4, kind.threads), device="cpu")[:, None, None] + 1.0
+    query, key, value = (
+        ((numbers * heads + n) * 0.7).sin().to(kind.dtype).requires_grad_(kind.is_training) for n in range(3)
+    )
+    positions = Positions.arange(tokens, device="cpu")
+    turn = None
+    if kind.is_rotated:
+        pairs = kind.width // 2
+        angles = torch.arange(tokens, device="cpu")[:, None] * 10_000.0 ** (-torch.arange(pairs, device="cpu") / pairs)
+        each = PairRotation(angles.cos()[None, None], angles.sin()[None, None], "half", kind.width)
+        turn = Turn(each, each)
+    call = Call(
+        query, key, value, positions, positions, (), (), None, Visibility(kind.is_causal), 0.0, kind.width**-0.5,
+        return_lse=False, turn=turn,
+    )  # fmt: skip
+    return call.keeping({})
+
+
+def _once(backend: Backend, call: Call) -> Callable[[], None]:
+    inputs: list[Tensor] = [x for x in (call.query, call.key, call.value) if x.requires_grad]
+
+    def once() -> None:
+        out, _ = backend(call)
+        if inputs:
+            torch.autograd.grad(out, inputs, out)
+
+    return once
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """The precision of the library that calls of this dtype use."""
+    is_converted = dtype == torch.float16 or (dtype == torch.bfloat16 and not library.multiplies_bfloat16())
+    return library.REALS[torch.float32 if is_converted else dtype]
+
+
+def path_of(precision: str) -> Path | None:
+    """The file of the races with the library of this precision; None without a library or a cache."""
+    found = library.find(precision)
+    if isinstance(found, UnavailableError):
+        return None
+    with contextlib.suppress(UnavailableError):
+        return library.cache() / f"races-{library.identity(found.record)}.json"
+    return None
+
+
+def stored(precision: str) -> dict[str, Race]:
+    """The races in the cache, by the words of their kinds; none if they cannot be read."""
+    path = path_of(precision)
+    try:
+        found = json.loads((path and build.content(path)) or b"{}")
+        return {
+            str(kind): tuple(Lap(int(n), float(p), float(k), bool(c)) for n, p, k, c in laps)
+            for kind, laps in found.items()
+            if laps
+        }
+    except (UnavailableError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _store(kind: Kind) -> None:
+    path = path_of(precision_of(kind.dtype))
+    if path is None:
+        return
+    with build.lock(path.with_name(".races")), contextlib.suppress(OSError):  # a full disk
+        build.write(path, json.dumps(stored(precision_of(kind.dtype)) | {str(kind): _KNOWN[kind]}))

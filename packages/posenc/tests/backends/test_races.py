@@ -1,0 +1,142 @@
+"""What is faster is measured on the machine at hand: raced once, kept, read again, cited, and left alone where it says
+nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import posenc
+from posenc import ALiBi, NoPE, RoPE
+from posenc.backends import races
+from posenc.backends.native import library
+from posenc.backends.races import Kind, Lap
+from posenc.scheme import Scheme
+
+pytestmark = pytest.mark.skipif(library.missing(torch.float32) is not None, reason="there is no kernel to race")
+THREADS = 3  # of kinds that no other test has
+
+
+@pytest.fixture
+def raced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Kind]:
+    """Races are on, none was run yet, and each is made up: PyTorch is ahead below 100 tokens. The kinds run."""
+    run: list[Kind] = []
+
+    def invented(kind: Kind) -> races.Race:
+        run.append(kind)
+        return tuple(Lap(n, 1.0, 2.0 if n < 100 else 0.5, True) for n in races.LENGTHS)
+
+    monkeypatch.setenv("POSENC_RACES", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(races, "_KNOWN", {})
+    monkeypatch.setattr(races, "_run", invented)
+    return run
+
+
+Q = torch.randn(1, 2, 600, 32)
+CASES: dict[str, tuple[int, Scheme | None, dict[str, Any], str, str]] = {
+    "nothing, short": (80, None, {}, "sdpa", "float32, plain, causal, forward, 64"),
+    "nothing": (110, NoPE(), {}, "native", "float32, plain, causal, forward, 64"),
+    "rotated": (110, RoPE(32), {}, "native", "float32, rotated, causal, forward, 64"),
+    "both directions": (
+        600,
+        RoPE(32),
+        {"is_causal": False},
+        "native",
+        "float32, rotated, both directions, forward, 64",
+    ),
+    "training": (600, RoPE(32), {"grad": True}, "native", "float32, rotated, causal, training, 64"),
+    "bfloat16": (600, None, {"dtype": torch.bfloat16}, "native", "bfloat16, plain, causal, forward, 64"),
+    "float16": (600, None, {"dtype": torch.float16}, "native", "float16, plain, causal, forward, 64"),
+    "padded channels": (600, None, {"width": 20}, "native", "float32, plain, causal, forward, 60"),
+    "wide heads": (600, None, {"width": 128}, "native", "float32, plain, causal, forward, 128"),
+    "a score term": (600, ALiBi(2), {}, "native", ""),
+    "a mask": (300, None, {"attn_mask": torch.ones(300, 300).bool()}, "sdpa", ""),
+    "dropout": (600, None, {"dropout_p": 0.5}, "sdpa", ""),
+    "few queries": (3, None, {}, "sdpa", ""),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_race_of_its_kind_decides_and_is_run_once(case: str, raced: list[Kind]) -> None:
+    tokens, scheme, how, expected, kind = CASES[case]
+    how = {"is_causal": True, **how}
+    dtype, width, grad = how.pop("dtype", torch.float32), how.pop("width", 32), how.pop("grad", False)
+    q = torch.randn(1, 2, tokens, width, dtype=dtype, requires_grad=grad)
+    for _ in range(2):
+        explained = posenc.explain(q, q, q, scheme, **how)
+        assert explained.backend == expected
+    assert [str(each).startswith(kind) for each in raced] == [True] * (kind != "")
+    if kind and expected == "native":
+        assert "in a race on this machine the kernel took 500 ms against 1e+03 at " in explained.why
+
+
+def test_a_race_is_kept_for_other_processes_unless_its_file_is_no_good(raced: list[Kind]) -> None:
+    kind = Kind(torch.float32, True, True, False, 64, THREADS)
+    first = races.race_of(kind)
+    path = races.path_of("float")
+    assert path is not None
+    assert json.loads(path.read_text()) == {str(kind): [list(lap) for lap in first or ()]}
+    races._KNOWN.clear()
+    assert races.race_of(kind) == first
+    assert raced == [kind]
+    for content in ("", "{", "[]", json.dumps({str(kind): [[1]]}), json.dumps({str(kind): []})):
+        races._KNOWN.clear()
+        path.write_text(content)
+        assert races.race_of(kind) == first
+    assert raced == [kind] * 6
+    assert races.stored("float") == {str(kind): first}
+
+
+def test_nothing_is_raced_where_operations_are_watched_or_races_are_off(
+    raced: list[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = Kind(torch.float32, True, True, False, 64, THREADS)
+    with torch.autograd.profiler.profile():
+        assert races.race_of(kind) is None
+    monkeypatch.setenv("POSENC_RACES", "off")
+    assert races.race_of(kind) is None
+    assert raced == []
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_race_runs_both_and_disturbs_nothing(dtype: torch.dtype, is_training: bool) -> None:
+    state = torch.get_rng_state()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        laps = races._run(Kind(dtype, True, False, is_training, 60, torch.get_num_threads()))
+    assert [lap.tokens for lap in laps] == list(races.LENGTHS)[: len(laps)]
+    assert len(laps) >= races.LENGTHS.index(races.ENOUGH) + 1
+    assert all(lap.pytorch > 0 < lap.kernel for lap in laps)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_what_is_too_noisy_to_tell_is_the_default() -> None:
+    laps = [Lap(n, 1.0, seconds, False) for n, seconds in ((64, 0.5), (256, 2.0))]
+    assert [lap.is_kernel for lap in laps] == [False, True]
+    assert str(laps[1]) == "2e+03 ms against 1e+03 at 256 tokens, too noisy to tell"
+    assert [races.nearest(tuple(laps), n).tokens for n in (0, 20, 127, 129, 5000)] == [64, 64, 64, 256, 256]
+
+
+def test_a_graph_takes_the_kernel_where_it_is_ahead_at_every_length(
+    raced: list[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken() -> list[str]:
+        found: list[str] = []
+
+        def attend(q: torch.Tensor) -> torch.Tensor:
+            return posenc.attention(q, q, q, RoPE(32), is_causal=True)
+
+        def keep(graph: torch.fx.GraphModule, _: object) -> Any:
+            found.extend(str(node.target) for node in graph.graph.nodes if "native" in str(node.target))
+            return graph.forward
+
+        torch._dynamo.reset()
+        torch.compile(attend, backend=keep, fullgraph=True)(Q)
+        return found
+
+    assert taken() == []
+    monkeypatch.setattr(races, "_KNOWN", {kind: race[2:] for kind, race in races._KNOWN.items()})
+    assert taken() == ["posenc.native.default"]
