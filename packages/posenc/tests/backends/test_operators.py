@@ -68,7 +68,7 @@ def test_what_the_operator_promises_the_compiler_is_so(
     made = SCHEMES[scheme]().to(torch.promote_types(dtype, torch.float32))
     with monkeypatch.context() as patched:
         patched.setattr(compat, "is_direct", lambda tensors: False)
-        patched.setattr(native, "native", lambda *given: calls.append(given) or operator(*given))
+        patched.setattr(native, "native", lambda *given, prepared: calls.append(given) or operator(*given))
         posenc.attention(*leaves, made, is_causal=is_causal, backend="native")
     (given,) = calls
 

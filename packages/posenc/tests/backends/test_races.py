@@ -55,7 +55,7 @@ CASES: dict[str, tuple[int, Scheme | None, dict[str, Any], str, str]] = {
     "a score term": (600, ALiBi(2), {}, "native", ""),
     "a mask": (300, None, {"attn_mask": torch.ones(300, 300).bool()}, "sdpa", ""),
     "dropout": (600, None, {"dropout_p": 0.5}, "sdpa", ""),
-    "few queries": (3, None, {}, "sdpa", ""),
+    "few queries": (3, None, {}, "sdpa", "float32, plain, causal, forward, one query, 64"),
 }
 
 
@@ -74,7 +74,7 @@ def test_the_race_of_its_kind_decides_and_is_run_once(case: str, raced: list[Kin
 
 
 def test_a_race_is_kept_for_other_processes_unless_its_file_is_no_good(raced: list[Kind]) -> None:
-    kind = Kind(torch.float32, True, True, False, 64, THREADS)
+    kind = Kind(torch.float32, True, True, False, False, 64, THREADS)
     first = races.race_of(kind)
     path = races.path_of("float")
     assert path is not None
@@ -93,7 +93,7 @@ def test_a_race_is_kept_for_other_processes_unless_its_file_is_no_good(raced: li
 def test_nothing_is_raced_where_operations_are_watched_or_races_are_off(
     raced: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = Kind(torch.float32, True, True, False, 64, THREADS)
+    kind = Kind(torch.float32, True, True, False, False, 64, THREADS)
     with torch.autograd.profiler.profile():
         assert races.race_of(kind) is None
     monkeypatch.setenv("POSENC_RACES", "off")
@@ -101,12 +101,12 @@ def test_nothing_is_raced_where_operations_are_watched_or_races_are_off(
     assert raced == []
 
 
-@pytest.mark.parametrize("is_training", [False, True])
+@pytest.mark.parametrize(("is_training", "is_few"), [(False, False), (True, False), (False, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_race_runs_both_and_disturbs_nothing(dtype: torch.dtype, is_training: bool) -> None:
+def test_a_race_runs_both_and_disturbs_nothing(dtype: torch.dtype, is_training: bool, is_few: bool) -> None:
     state = torch.get_rng_state()
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        laps = races._run(Kind(dtype, True, False, is_training, 60, torch.get_num_threads()))
+        laps = races._run(Kind(dtype, True, False, is_training, is_few, 60, torch.get_num_threads()))
     assert [lap.tokens for lap in laps] == list(races.LENGTHS)[: len(laps)]
     assert len(laps) >= races.LENGTHS.index(races.ENOUGH) + 1
     assert all(lap.pytorch > 0 < lap.kernel for lap in laps)

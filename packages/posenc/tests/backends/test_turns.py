@@ -92,10 +92,10 @@ def left(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     seen: list[bool] = []
     run = operator.native
 
-    def watched(*given: Any) -> Any:
+    def watched(*given: Any, **how: Any) -> Any:
         names = next(x for x in given if isinstance(x, str)).split()
         seen.append({"query_cos", "query_sin", "key_cos", "key_sin"} <= set(names))
-        return run(*given)
+        return run(*given, **how)
 
     monkeypatch.setattr(operator, "native", watched)
     return seen

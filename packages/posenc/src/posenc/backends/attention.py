@@ -19,7 +19,7 @@ from posenc.backends import bands
 from posenc.backends.bands import sink_of
 from posenc.backends.call import Call, sliced
 from posenc.backends.choice import Explanation
-from posenc.backends.plan import planned
+from posenc.backends.plan import made, planned
 from posenc.backends.reference import dense_logits
 from posenc.backends.request import Align, Request
 from posenc.encoding.encoding import Encoding
@@ -114,17 +114,27 @@ def attention(
         query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, window, sinks, dropout_p,
         scale, enable_gqa, return_lse, skip_below, key_norms, align=align,
     )  # fmt: skip
-    encoding, call, run = planned(asked, backend)
+    plan, kept = planned(asked, backend)
+    if plan is not None and plan.direct is not None:
+        found = plan.direct(query, key, value)
+        if found is not None:
+            return found if return_lse else found[0]  # type: ignore[return-value]  # then there is a log-sum-exp
+    if plan is None:
+        bound, call, plan = made(asked, backend, kept)
+    else:
+        assert isinstance(asked.encoding, Encoding)
+        bound = asked.encoding
+        call = asked.call(bound, plan.settled, plan.kept)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
     with compat.without_autocast(query):
-        out, lse = run(call)
+        out, lse = plan.run(call)
         if gives_weights(call.pieces):
             assert lse is not None
             out = (out.to(lse.dtype) * lse.exp()[..., None]).to(out.dtype)  # undo the normalization
         if sinks is not None:
             assert lse is not None
             out, lse = _with_sinks(out, lse, sinks)
-        out = encoding.rotate_output(out) if encoding.rotations else out
+        out = bound.rotate_output(out) if bound.rotations else out
     if not return_lse:
         return out
     assert lse is not None

@@ -441,7 +441,7 @@ class Given:
         """Whether the tensors follow from positions and fixed parameters alone, so that another layer has the same."""
         return OF_POSITIONS.issuperset(self.tensors) and not any(x.requires_grad for x in self.tensors.values())
 
-    def arguments(self, turn: Sequence[int] = ()) -> tuple[object, ...]:
+    def arguments(self, turn: Sequence[int] = ()) -> tuple[Any, ...]:
         """The arguments of an operator from ``given`` on, except the scale."""
         is_learned = torch.is_grad_enabled()
         assert self.call.layouts is not None
@@ -688,7 +688,8 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
 
     The returned function calls ``forward`` directly unless something compiles, traces, transforms or profiles the
     operator, or a tensor is not plain memory (`compat.is_direct`): PyTorch's dispatch of a custom operator takes as
-    long as attention over 64 tokens (docs/decisions/006-plan-per-pass.md).
+    long as attention over 64 tokens (docs/decisions/006-plan-per-pass.md). ``prepared`` may have a ``forward`` and a
+    ``backward`` that do the same as these two for the same arguments, faster.
     """
     op = torch.library.custom_op(name, forward, mutates_args=())
     op_backward = torch.library.custom_op(f"{name}_backward", backward, mutates_args=())
@@ -709,7 +710,9 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
         ctx.save_for_backward(query, key, value, *output, *given)
         ctx.set_materialize_grads(False)
 
-    def grads(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> list[Tensor | None]:
+    def grads(
+        ctx: Any, dout: Tensor | None, dlse: Tensor | None, backward: Callable[..., Any] = backward
+    ) -> list[Tensor | None]:
         saved = ctx.saved_tensors  # once, since checkpointing computes them only once
         query, key, value, out, lse, *given = saved
         if dout is None and dlse is None:
@@ -730,26 +733,31 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
     op_backward.register_autograd(refuse)
 
     def direct_forward(
-        ctx: Any, rest: Sequence[Any], query: Tensor, key: Tensor, value: Tensor, *given: Tensor
+        ctx: Any, prepared: Any, rest: Sequence[Any], query: Tensor, key: Tensor, value: Tensor, *given: Tensor
     ) -> tuple[Tensor, Tensor]:
-        rows = _ROWS.get()
-        output = forward(query, key, value, given, *rest) if rows is None else rows.take(value)
+        rows, ctx.backward_of = _ROWS.get(), backward if prepared is None else prepared.backward
+        if rows is None:
+            output = (forward if prepared is None else prepared.forward)(query, key, value, given, *rest)
+        else:
+            output = rows.take(value)
         save(ctx, (query, key, value, given, *rest), output)
         return output
 
     def direct_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        return None, *grads(ctx, dout, dlse)
+        return None, None, *grads(ctx, dout, dlse, ctx.backward_of)
 
     # Named after the operator, as errors and anomaly mode name the node.
     methods = {"forward": staticmethod(direct_forward), "backward": staticmethod(direct_backward)}
     direct: Any = type(name.replace("::", "_"), (torch.autograd.Function,), methods)
 
-    def run(query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor], *rest: Any) -> Any:
+    def run(
+        query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor], *rest: Any, prepared: Any = None
+    ) -> Any:
         tensors = (query, key, value, *given)
         if not compat.is_direct(tensors):
             return op(query, key, value, given, *rest)
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            return direct.apply(rest, query, key, value, *given)
-        return forward(query, key, value, given, *rest)
+            return direct.apply(prepared, rest, query, key, value, *given)
+        return (forward if prepared is None else prepared.forward)(query, key, value, given, *rest)
 
     return run

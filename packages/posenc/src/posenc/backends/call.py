@@ -254,6 +254,10 @@ Question: TypeAlias = Callable[[Call], str | None]
 """Why a backend cannot run a call; None if it can."""
 
 
+Direct: TypeAlias = Callable[[Tensor, Tensor, Tensor], "tuple[Tensor, Tensor | None] | None"]
+"""Output and log-sum-exp for the query, key and value of a call like the one it was made for; None if it cannot."""
+
+
 class Unless(NamedTuple):
     """A condition on terms of a kind: they are supported unless ``holds(term, call)``, and ``reason`` says why not."""
 
@@ -277,6 +281,9 @@ class Backend:
     ``run(call)`` returns the output (B, H, M, d_v) in the query's dtype and, if ``return_lse``, the log-sum-exp
     (B, H, M) of every row of scores. Queries and keys are already rotated, unless it ``turns`` them itself.
 
+    ``prepared(call)`` may return a function that does the same for the query, key and value of later calls that are
+    otherwise the same, as long as the values that the call has `kept` are.
+
     ``kinds`` are the kinds of terms that it supports, with their conditions; None: all that have a form. It is asked
     ``first`` before them, and ``last`` what needs terms of these kinds, or takes time.
 
@@ -290,6 +297,7 @@ class Backend:
     first: tuple[Question, ...] = ()
     last: tuple[Question, ...] = ()
     turns: bool = False
+    prepared: Callable[[Call], Direct | None] = lambda call: None
 
     def __call__(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """Runs the call, after rotating queries and keys unless the backend does."""

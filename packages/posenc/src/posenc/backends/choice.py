@@ -31,8 +31,6 @@ BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, FLEX, CHUNKED, REFERENCE)
 FEW_SCORES = 2**22
 FEW_PAIRS = 2**14
 FEW_ON_PLANE = 2**11
-# From this many keys on, a kernel call costs less than passes over the keys (measured on a CPU).
-MANY_KEYS = 2**13
 # With fewer pairs per tile than this, calls cost more than tiles save.
 PAIRS_PER_TILE = 2**12
 PAIRS_PER_KERNEL_TILE = 2**6  # where a tile is no call
@@ -127,7 +125,7 @@ class _Asked:
 
     def is_ahead(self) -> bool:
         """No mask is needed, and the kernel is still faster."""
-        if self.has_few_queries or self.has_plane or not self.takes(SDPA) or not self.is_plain():
+        if self.has_plane or not self.takes(SDPA) or not self.is_plain():
             return False
         self.ahead = kernel_is_ahead(self.call) if self.takes(NATIVE) else None
         return self.ahead is not None
@@ -140,8 +138,10 @@ class _Asked:
         return not (is_plane and self.takes(NATIVE)) and self.is_plain()
 
     def suits_few_queries(self) -> bool:
-        """The kernel is faster for a few queries."""
-        return self.has_few_queries and _suits_few(self.call, self.takes(SDPA)) and self.takes(NATIVE)
+        """The kernel is faster for a few queries, unless it first needs a vector for each key. Not in a compiled graph,
+        which serves all lengths."""
+        is_asked = self.has_few_queries and not torch.compiler.is_compiling()
+        return is_asked and not _changes_keys(self.call) and self.takes(NATIVE)
 
     def splits_keys(self) -> bool:
         """A GPU's kernel splits the keys of a few queries over its programs."""
@@ -228,16 +228,6 @@ CHOICES = (
     Choice(CHUNKED, _Asked.is_any, "the scores are too many to hold at once"),
 )
 """Read from the top: the first row that applies is taken, so each relies on those above it."""
-
-
-def _suits_few(call: Call, is_dense_fused: bool) -> bool:
-    """Whether the kernel is faster for a few queries: if the dense path is not one fused call, or there are many keys;
-    but not if it first needs a vector for each key. False in a compiled graph, which serves all lengths."""
-    if torch.compiler.is_compiling() or (is_dense_fused and call.key.size(2) < MANY_KEYS):
-        return False
-    if call.query.size(0) * call.key.size(1) < torch.get_num_threads():  # one thread per key head
-        return False
-    return not _changes_keys(call)
 
 
 def _changes_keys(call: Call) -> bool:

@@ -6,17 +6,18 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from posenc import compat
 from posenc.backends import bands
-from posenc.backends.call import Call, kept
+from posenc.backends.call import Backend, Call, Direct, kept
 from posenc.backends.native.library import missing
 from posenc.backends.request import DTYPES, NO_DEFAULTS, Request, default_positions, is_autocast, of_scheme
 from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.pieces import gives_weights
 from posenc.encoding.staleness import check_values, closed_over, live, made_with, tensors_of
 from posenc.positions.tiles import Chunk
 from posenc.scheme import Scheme, bare_parts
@@ -136,18 +137,30 @@ TENSORS = {*compat.PLAIN, type(None)}
 MOST = 16  # plans of one encoding: layers with other windows, heads or dtypes have plans of their own
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Plan:
     """The checked arguments (`Request.settled`), the backend, and what it derives of them (`Call.kept`). It has none of
-    a layer's tensors."""
+    a layer's tensors.
+
+    ``direct`` runs a call of this plan without a `Call`, where nothing is done to the inputs before the backend, nor to
+    its output after it.
+    """
 
     settled: Mapping[str, Any]
     run: bands.Run
     kept: dict[str, Any] | None  # None: its encoding outlives changes of parameters
+    direct: Direct | None = None
 
 
-def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
-    """The encoding, the call and what runs it. Raises the errors of `attention`.
+class Key(NamedTuple):
+    """Where a plan is kept: None, nowhere. And whether its encoding is kept with a scheme that was passed unbound."""
+
+    signature: Hashable
+    is_of_scheme: bool
+
+
+def planned(request: Request, backend: str) -> tuple[Plan | None, Key]:
+    """The plan of a request, if there was a call like it, and the plan's key. Binds a scheme whose encoding is kept.
 
     A plan belongs to an encoding, an immutable value, and to everything else that a check or a choice reads; whether
     parameters or doors have changed since is checked in every call.
@@ -155,24 +168,33 @@ def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
     of_scheme = bound(request)
     if of_scheme is not None:
         request.encoding, request.align = of_scheme, None
-    encoding, signature = request.encoding, signature_of(request, backend)
+    encoding, signature, plan = request.encoding, signature_of(request, backend), None
     if signature is not None and isinstance(encoding, Encoding):
         plan = encoding.plans.get(signature)
-        if plan is not None:
-            encoding.check_fresh()
-            check_values(encoding._made_with)
-            encoding.check_token_doors(request.query, request.key)
-            return encoding, request.call(encoding, plan.settled, plan.kept), plan.run
-    made, settled, call = request.checked()
+    if plan is not None and isinstance(encoding, Encoding):
+        encoding.check_fresh()
+        check_values(encoding._made_with)
+        encoding.check_token_doors(request.query, request.key)
+    return plan, Key(signature, of_scheme is not None)
+
+
+def made(request: Request, backend: str, key: Key) -> tuple[Encoding, Call, Plan]:
+    """The encoding, the call and a new plan, which is kept. Raises the errors of `attention`."""
+    given = request.query, request.key, request.value
+    encoding, settled, call = request.checked()
     run = bands.runner(call, backend)
     call.check()
-    if signature is not None:
-        plan = Plan(settled, run, None if of_scheme is not None and made._made_with else {})
-        if len(made.plans) >= MOST:
-            made.plans.clear()
-        made.plans[signature] = plan
+    plan = Plan(settled, run, None if key.is_of_scheme and encoding._made_with else {})
+    if key.signature is not None:
+        if len(encoding.plans) >= MOST:
+            encoding.plans.clear()
+        encoding.plans[key.signature] = plan
         call.keeping(plan.kept)
-    return made, call, run
+        turns_values = any(rotation.value is not None or rotation.output is not None for rotation in encoding.rotations)
+        is_other = turns_values or request.sinks is not None or gives_weights(call.pieces)
+        if isinstance(run, Backend) and not is_other and all(map(is_, given, (call.query, call.key, call.value))):
+            plan.direct = run.prepared(call)
+    return encoding, call, plan
 
 
 def signature_of(request: Request, backend: str) -> Hashable:

@@ -52,6 +52,7 @@ class Kind(NamedTuple):
     is_rotated: bool
     is_causal: bool
     is_training: bool
+    is_few: bool
     width: int
     threads: int
 
@@ -61,6 +62,7 @@ class Kind(NamedTuple):
             "rotated" if self.is_rotated else "plain",
             "causal" if self.is_causal else "both directions",
             "training" if self.is_training else "forward",
+            *(["one query"] if self.is_few else []),
             f"{self.width} channels",
             f"{self.threads} thread{'s' * (self.threads > 1)}",
         )
@@ -100,6 +102,7 @@ def kind_of(call: Call, threads: int) -> Kind:
         call.turn is not None,
         call.visibility.is_causal,
         torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
+        call.has_few_queries,
         (64 if width <= 96 else 128) - (0 if is_whole else 4),
         threads,
     )
@@ -110,9 +113,9 @@ def kernel_is_ahead(call: Call) -> str | None:
     if call.pieces or call.query.device.type != "cpu" or torch.compiler.is_exporting():
         return None
     if torch.compiler.is_compiling():  # a graph serves all lengths
-        return WHY if _is_ahead_everywhere(*kind_of(call, 0)) else None
+        return WHY if not call.has_few_queries and _is_ahead_everywhere(*kind_of(call, 0)) else None
     kind = kind_of(call, torch.get_num_threads())
-    tokens = math.sqrt(call.query.size(2) * call.key.size(2))
+    tokens = call.key.size(2) if kind.is_few else math.sqrt(call.query.size(2) * call.key.size(2))
     race = race_of(kind)
     if race is None:
         return f"{WHY}, and from {DEFAULT} tokens on the kernel is taken" if tokens >= DEFAULT else None
@@ -198,15 +201,18 @@ def _call(kind: Kind, tokens: int) -> Call:
     query, key, value = (
         ((numbers * heads + n) * 0.7).sin().to(kind.dtype).requires_grad_(kind.is_training) for n in range(3)
     )
-    positions = Positions.arange(tokens, device="cpu")
-    turn = None
+    positions, turn = Positions.arange(tokens, device="cpu"), None
+    of_query = positions
     if kind.is_rotated:
         pairs = kind.width // 2
         angles = torch.arange(tokens, device="cpu")[:, None] * 10_000.0 ** (-torch.arange(pairs, device="cpu") / pairs)
         each = PairRotation(angles.cos()[None, None], angles.sin()[None, None], "half", kind.width)
         turn = Turn(each, each)
+    if kind.is_few:
+        query, of_query = query.detach()[:, :, -1:].requires_grad_(kind.is_training), positions[tokens - 1 :]
+        turn = turn and turn.part(slice(tokens - 1, tokens), slice(0, tokens))
     call = Call(
-        query, key, value, positions, positions, (), (), None, Visibility(kind.is_causal), 0.0, kind.width**-0.5,
+        query, key, value, of_query, positions, (), (), None, Visibility(kind.is_causal), 0.0, kind.width**-0.5,
         return_lse=False, turn=turn,
     )  # fmt: skip
     return call.keeping({})

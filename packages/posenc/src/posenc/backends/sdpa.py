@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from posenc import compat
 from posenc.backends.blockwise import derived_once
-from posenc.backends.call import Backend, Call, Unless, cleared, if_any, in_sight, never
+from posenc.backends.call import Backend, Call, Direct, Unless, cleared, if_any, in_sight, never
 from posenc.encoding.pieces import Bias, Clock, Fading, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.forms import added, fold
 from posenc.positions.tiles import same_run, sees_all
@@ -127,10 +127,30 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     return out if blind is None else out.masked_fill(blind, 0.0), None
 
 
+def _prepared(call: Call) -> Direct | None:
+    """For causal or full attention without a mask, of equal widths."""
+    is_triangle, is_grouped = _is_triangle(call), call.query.size(1) != call.key.size(1)
+    is_full = sees_all(call.query_positions, call.key_positions, call.visibility)
+    if call.pieces or call.attn_mask is not None or call.turn is not None or not (is_full or is_triangle):
+        return None
+    if call.scale <= 0 or call.query.size(-1) != call.value.size(-1) or call.dropout_p or call.return_lse:
+        return None
+
+    scale = call.scale  # and not the call, which has a layer's tensors
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
+        out = F.scaled_dot_product_attention(
+            query, key, value, None, 0.0, is_causal=is_triangle, scale=scale, enable_gqa=is_grouped
+        )
+        return derived_once(out), None
+
+    return run
+
+
 def _finished(out: Tensor, call: Call) -> Tensor:
     """The output in the query's dtype, without padded channels: no view where there are none, of which FSDP warns."""
     out, width = derived_once(out), call.value.size(-1)
     return (out if out.size(-1) == width else out[..., :width]).to(call.query.dtype)
 
 
-SDPA = Backend("sdpa", _run, KINDS, last=(_wants_lse, _wants_wide_mask))
+SDPA = Backend("sdpa", _run, KINDS, last=(_wants_lse, _wants_wide_mask), prepared=_prepared)

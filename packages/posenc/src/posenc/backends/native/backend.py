@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc.backends import blockwise
 from posenc.backends.blockwise import FUNCTIONS, Given, refused_plane
-from posenc.backends.call import Backend, Call, Unless, cleared
+from posenc.backends.call import Backend, Call, Direct, Unless, cleared
 from posenc.backends.native import operator
 from posenc.backends.native.library import missing, multiplies_bfloat16
-from posenc.backends.native.operator import bounds_of
+from posenc.backends.native.operator import Prepared, bounds_of
 from posenc.encoding.pieces import Bias, Function, Meeting, Term, Value
 
 
@@ -76,17 +77,35 @@ def _given(call: Call) -> Given:
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     if any(piece.is_planar for piece in call.pieces):  # else only what queries see is read
         call = cleared(call)
-    key, rest = call.key, None if call.kept is None else call.kept.get("native")
-    if rest is None:
+    key, prepared = call.key, None if call.kept is None else call.kept.get("native")
+    if prepared is None:
         given = _given(call)
-        key, rest = given.key, (*_arguments(call, given), call.scale, call.skip_below)
+        key, prepared = given.key, Prepared(_dtype_of(call), *_arguments(call, given), call.scale, call.skip_below)
         if call.kept is not None and key is call.key and given.is_of_positions:
-            call.kept["native"] = rest
-    out, lse = operator.native(*_operands(call, key), *rest)
+            call.kept["native"] = prepared
+    out, lse = operator.native(*_operands(call, key), prepared.given, *prepared.rest, prepared=prepared)
     return out.to(call.query.dtype), lse if call.return_lse else None
 
 
-def _arguments(call: Call, given: Given) -> tuple[object, ...]:
+def _prepared(call: Call) -> Direct | None:
+    kept = call.kept
+    if kept is None or call.key_norms is not None or any(piece.is_planar for piece in call.pieces):
+        return None
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        prepared = kept.get("native")
+        if prepared is None:
+            return None
+        tensors = query, key, value
+        if query.dtype != prepared.dtype:
+            tensors = query.to(prepared.dtype), key.to(prepared.dtype), value.to(prepared.dtype)
+        out, lse = operator.native(*tensors, prepared.given, *prepared.rest, prepared=prepared)
+        return out.to(query.dtype), lse
+
+    return run
+
+
+def _arguments(call: Call, given: Given) -> tuple[Any, ...]:
     if call.turn is None:
         return given.arguments()
     for side, x, turn in (("query", call.query, call.turn.query), ("key", call.key, call.turn.key)):
@@ -103,8 +122,13 @@ def keeps_bfloat16(call: Call) -> bool:
     return call.query.dtype == torch.bfloat16 and not meets and multiplies_bfloat16()
 
 
+def _dtype_of(call: Call) -> torch.dtype:
+    """The dtype of the kernel's operands."""
+    return torch.bfloat16 if keeps_bfloat16(call) else call.dtype
+
+
 def _operands(call: Call, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = torch.bfloat16 if keeps_bfloat16(call) else call.dtype
+    dtype = _dtype_of(call)
     return call.query.to(dtype), key.to(dtype), call.value.to(dtype)
 
 
@@ -130,4 +154,5 @@ NATIVE = Backend(
         lambda call: missing(call.dtype),
     ),
     turns=True,
+    prepared=_prepared,
 )

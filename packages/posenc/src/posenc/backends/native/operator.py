@@ -193,8 +193,17 @@ def differences(kernel: ctypes.CDLL) -> list[str]:
 
 def rows(x: Tensor) -> Rows:
     """The `Rows` of (batch, heads, rows, channels)."""
+    return Rows(*_steps(x))
+
+
+def _steps(x: Tensor) -> tuple[int, ...]:
     assert x.stride(-1) == 1
-    return Rows(x.data_ptr(), *x.stride()[:3])
+    return x.data_ptr(), *x.stride()[:3]
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, int, int]:
+    """The steps of `Rows` in a contiguous tensor."""
+    return shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]
 
 
 def table(x: Tensor, low: int, groups: int) -> Table:
@@ -244,7 +253,8 @@ def _tiles(tiling: tuple[int, ...], rows: int) -> Any:
 
 
 class _Kernel:
-    """A call of the kernel, and the tensors that it has the addresses of."""
+    """A call of the kernel: its structure, filled for tensors of these shapes, strides and dtypes, and the tensors that
+    every call has in common. A call sets the addresses of its own; each thread needs a structure of its own."""
 
     def __init__(
         self,
@@ -256,33 +266,48 @@ class _Kernel:
         skip_below: float,
         threads: int,
     ) -> None:
-        self.query, self.key, self.value = query, key, value = tuple(map(_aligned, tensors))
-        self.real = _wide(query.dtype)
-        self.given = _prepared(given)
+        query, key, value = tensors
+        self.dtype, self.real = query.dtype, _wide(query.dtype)
+        self.function, self.scale, self.skip_below = form.function, scale, skip_below
+        self.given = given
+        self._check(key, value)
         self.tiles = _tiles(tuple(tiling), query.size(0))
-        self.bounds = bounds_of(query, key, self.given, form.function, scale, skip_below)
-        self._check()
         (batch, heads, queries, width), (kv_heads, keys) = query.shape, key.shape[1:3]
         numbers = (len(self.tiles), batch, heads, kv_heads, queries, keys, width, value.size(-1), *form.function)
-        self.call = Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=threads, softmax_scale=scale)
-        self.call.q, self.call.k, self.call.v = rows(query), rows(key), rows(value)
+        self.call = call = Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=threads, softmax_scale=scale)
+        self.inputs = call.q, call.k, call.v
+        for to, x in zip(self.inputs, tensors, strict=True):
+            to.__init__(*_steps(x))
         self._put_inputs(form)
-        for name, x in self.bounds.items():
-            setattr(self.call, name, x.data_ptr())
-        self.call.skip_threshold = skip_threshold(skip_below, keys)
-        self.call.tiles = ctypes.cast(self.tiles, ctypes.c_void_p)
+        call.skip_threshold = skip_threshold(skip_below, keys)
+        call.tiles = ctypes.cast(self.tiles, ctypes.c_void_p)
+        call.pool = pool()
+        self.reference = ctypes.byref(call)
+        self.shape = (batch, heads, queries, value.size(-1))
+        self.outputs = call.o, call.lse
+        for to, shape in zip(self.outputs, (self.shape, (*self.shape[:3], 1)), strict=True):
+            to.__init__(None, *_contiguous(shape))
+        self.has_bounds: bool | None = None  # None: not known yet
+        self.work: dict[bool, int] = {}
 
-    def _check(self) -> None:
+    def _put_bounds(self, query: Tensor, key: Tensor) -> dict[str, Tensor]:
+        """Those of these queries and keys, to be held until the kernel has run."""
+        bounds = bounds_of(query, key, self.given, self.function, self.scale, self.skip_below)
+        for name, x in bounds.items():
+            setattr(self.call, name, x.data_ptr())
+        self.has_bounds = len(bounds) > 0
+        return bounds
+
+    def _check(self, key: Tensor, value: Tensor) -> None:
         """RuntimeError for a dtype or shape that the kernel, which checks none, would misread."""
-        wanted = {"key": self.query.dtype, "value": self.query.dtype}
+        wanted = {"key": self.dtype, "value": self.dtype}
         wanted |= dict.fromkeys(IN_DOUBLE, torch.float64) | dict.fromkeys((*PLACES, "ends"), torch.int64)
-        for name, x in {"key": self.key, "value": self.value, **self.given}.items():
+        for name, x in {"key": key, "value": value, **self.given}.items():
             dtype = wanted.get(name, self.real)
             if x.dtype != dtype:
                 raise RuntimeError(f"the kernel takes {name} in {dtype}, got {x.dtype}")
-        key, value = self.key.shape, self.value.shape
-        if key[:3] != value[:3]:
-            raise RuntimeError(f"the kernel takes as many values as keys, got {value} and {key}")
+        if key.shape[:3] != value.shape[:3]:
+            raise RuntimeError(f"the kernel takes as many values as keys, got {value.shape} and {key.shape}")
 
     def _put_inputs(self, form: Form) -> None:
         call, given = self.call, self.given
@@ -308,14 +333,27 @@ class _Kernel:
         found: ctypes.Structure = getattr(self.call, INSIDE[name]) if name in INSIDE else self.call
         return found
 
-    def run(self, is_backward: bool) -> None:
-        kernel, call = library(self.query.dtype), self.call
-        _check_fields(kernel)
-        kernel.posenc_work.restype = ctypes.c_int64
-        call.work_size = kernel.posenc_work(ctypes.byref(call), ctypes.c_int64(is_backward))
-        work = self.query.new_empty(call.threads * call.work_size, dtype=self.real)
-        call.work, call.pool = work.data_ptr(), pool()
-        (kernel.posenc_backward if is_backward else kernel.posenc_forward)(ctypes.byref(call))
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp."""
+        held = None if self.has_bounds is False else self._put_bounds(query, key)
+        out, lse = value.new_empty(self.shape), query.new_empty(self.shape[:3], dtype=self.real)
+        for to, x in zip((*self.inputs, *self.outputs), (query, key, value, out, lse), strict=True):
+            to.x = x.data_ptr()
+        self._run(False, query)
+        del held
+        return out, lse
+
+    def _run(self, is_backward: bool, like: Tensor) -> None:
+        kernel = library(self.dtype)
+        if is_backward not in self.work:
+            _check_fields(kernel)
+            kernel.posenc_work.restype = ctypes.c_int64
+            size = kernel.posenc_work(self.reference, ctypes.c_int64(is_backward))
+            self.work[is_backward] = size
+        self.call.work_size = self.work[is_backward]
+        work = like.new_empty(self.call.threads * self.work[is_backward], dtype=self.real)
+        self.call.work = work.data_ptr()
+        (kernel.posenc_backward if is_backward else kernel.posenc_forward)(self.reference)
 
     # -- the backward pass --------------------------------------------------------------------------------------------
 
@@ -326,8 +364,40 @@ class _Kernel:
         slots = min(call.batch, -(-2 * call.threads // call.kv_heads)) if shares else call.batch
         call.parts = max(1, call.threads // (slots * call.kv_heads))
         call.slots = slots * call.parts
+        call.dout.__init__(None, *_contiguous(self.shape))
+        call.delta.__init__(None, *_contiguous((*self.shape[:3], 1)))
 
-    def gradient_of(self, name: str) -> Tensor:
+    def backward(
+        self,
+        wanted: Sequence[str],
+        dout: Tensor,
+        dlse: Tensor | None,
+        tensors: Sequence[Tensor],
+        out: Tensor,
+        lse: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+        """The gradients of query, key, value and, of the given tensors, of those that are wanted; `divide` came first.
+        ``dout``, ``out`` and ``lse`` are contiguous."""
+        call, (query, key, value) = self.call, tensors
+        held = None if self.has_bounds is False else self._put_bounds(query, key)
+        delta = lse.new_zeros(lse.shape)  # the kernel adds dout . out
+        if dlse is not None:
+            delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
+        for to, x in zip(
+            (*self.inputs, *self.outputs, call.dout, call.delta),
+            (query, key, value, out, lse, dout, delta),
+            strict=True,
+        ):
+            to.x = x.data_ptr()
+        dq = self._query_gradient(query)
+        dk, dv = key.new_zeros(key.shape), value.new_zeros(value.shape)
+        call.dk, call.dv = rows(dk), rows(dv)
+        found = {name: self._gradient_of(name) for name in _given_gradients(wanted, self.given)}
+        self._run(True, query)
+        del held
+        return _sum(dq).to(query.dtype), dk, dv, found
+
+    def _gradient_of(self, name: str) -> Tensor:
         """Zeros that the kernel adds the gradients of an input to, each slot's or part's apart."""
         call, x = self.call, self.given[name]
         shape = tuple(x.shape)
@@ -346,15 +416,15 @@ class _Kernel:
             setattr(self._place_of(name), f"d_{name}", made.data_ptr())
         return made
 
-    def query_gradient(self) -> Tensor:
+    def _query_gradient(self, query: Tensor) -> Tensor:
         """That of the queries, accumulated in place if there are several parts or no rounding; otherwise each task
         accumulates and rounds its own. (parts or 1, batch, heads, queries, width)."""
-        parts, shape = self.call.parts, self.query.shape
-        if parts > 1 or self.real == self.query.dtype:
-            made = self.query.new_zeros((parts, *shape), dtype=self.real)
+        parts, shape = self.call.parts, query.shape
+        if parts > 1 or self.real == query.dtype:
+            made = query.new_zeros((parts, *shape), dtype=self.real)
             self.call.dq_sums = rows(made.flatten(0, 1))
             return made
-        made = self.query.new_empty((1, *shape))
+        made = query.new_empty((1, *shape))
         self.call.dq = rows(made[0])
         return made
 
@@ -386,12 +456,10 @@ def _native(
     ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`; ``skip_below`` the fraction of a row's weight that
     may be skipped. If the form has a turn, queries and keys are rotated by cos and sin in ``given``."""
     with compat.by_itself() as threads:
-        inputs = dict(zip(names.split(), given, strict=True))
-        kernel = _Kernel((query, key, value), inputs, tiling, Form.unflat(form), scale, skip_below, threads)
-        out = value.new_empty((*query.shape[:3], kernel.value.size(-1)))
-        lse = query.new_empty(query.shape[:3], dtype=kernel.real)
-        kernel.call.o, kernel.call.lse = rows(out), rows(lse[..., None])
-        kernel.run(False)
+        inputs = _prepared(dict(zip(names.split(), given, strict=True)))
+        tensors = [_aligned(x) for x in (query, key, value)]
+        kernel = _Kernel(tensors, inputs, tiling, Form.unflat(form), scale, skip_below, threads)
+        out, lse = kernel.forward(*tensors)
         return _cut(out, value.size(-1)), lse
 
 
@@ -447,23 +515,11 @@ def _native_backward(
     """The gradients of query, key and value, and of learned tensors."""
     with compat.by_itself() as threads:
         inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
-        kernel = _Kernel((query, key, value), inputs, tiling, Form.unflat(form), scale, skip_below, threads)
-        call = kernel.call
+        tensors = [_aligned(x) for x in (query, key, value)]
+        kernel = _Kernel(tensors, _prepared(inputs), tiling, Form.unflat(form), scale, skip_below, threads)
         kernel.divide(wanted)
-        out, dout = _aligned(out), _aligned(dout)
-        delta = lse.new_zeros(lse.shape)  # the kernel adds dout . out
-        if dlse is not None:
-            delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
-        call.o, call.dout, call.lse, call.delta = rows(out), rows(dout), rows(lse[..., None]), rows(delta[..., None])
-        dq, dk, dv = (
-            kernel.query_gradient(),
-            kernel.key.new_zeros(kernel.key.shape),
-            value.new_zeros(kernel.value.shape),
-        )
-        call.dk, call.dv = rows(dk), rows(dv)
-        found = {name: kernel.gradient_of(name) for name in _given_gradients(wanted, kernel.given)}
-        kernel.run(True)
-        of_tokens = (_sum(dq).to(query.dtype), dk, dv)
+        out, dout, lse = _aligned(out).contiguous(), _aligned(dout).contiguous(), lse.contiguous()
+        *of_tokens, found = kernel.backward(wanted, dout, dlse, tensors, out, lse)
         return [
             *(_cut(x, like.size(-1)) for x, like in zip(of_tokens, (query, key, value), strict=True)),
             *(_finished(name, found[name], inputs[name]) for name in wanted),
@@ -490,6 +546,80 @@ def _finished(name: str, found: Tensor, x: Tensor) -> Tensor:
 
 def _sum(x: Tensor) -> Tensor:
     return x[0] if x.size(0) == 1 else x.sum(0)
+
+
+class Prepared:
+    """What calls of one plan have in common: the operator's arguments besides query, key and value, and structures that
+    are filled for them, of which a call changes only addresses: filling one takes longer than attention over 64 tokens.
+
+    A call takes a structure out of the list, and puts it back, so that no two threads have the same. There are never
+    more than calls were running at once. Tensors of other strides, and those that must be padded, are run without one.
+    """
+
+    def __init__(self, dtype: torch.dtype, given: Sequence[Tensor], *rest: Any) -> None:
+        self.dtype, self.given, self.rest = dtype, given, rest  # the dtype of query, key and value
+        self.learned = rest[1].split()
+        self.strides: tuple[tuple[int, ...], ...] | None = None  # of the first call; (): it had to be padded
+        self.free: tuple[list[_Kernel], list[_Kernel]] = [], []  # for forward and backward
+
+    def _take(self, is_backward: bool, tensors: Sequence[Tensor]) -> _Kernel | None:
+        """A structure for these tensors; None if they must be run without one."""
+        query, key, value = tensors
+        strides = query.stride(), key.stride(), value.stride()
+        if strides != self.strides:
+            if self.strides is not None:
+                return None
+            is_whole = all(x.size(-1) % CHANNELS == 0 and x.stride(-1) == 1 for x in tensors)
+            self.strides = strides if is_whole else ()
+            if not is_whole:
+                return None
+        try:
+            return self.free[is_backward].pop()
+        except IndexError:
+            names, _, tiling, form, scale, skip_below = self.rest
+            given = _prepared(dict(zip(names.split(), self.given, strict=True)))
+            made = _Kernel(tensors, given, tiling, Form.unflat(form), scale, skip_below, torch.get_num_threads())
+            if is_backward:
+                made.divide(self.learned)
+            return made
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        """As `_native`, with the arguments of this call."""
+        kernel = self._take(False, (query, key, value))
+        if kernel is None:
+            return _native(query, key, value, self.given, *self.rest)
+        try:
+            if kernel.has_bounds is False:
+                return kernel.forward(query, key, value)
+            with compat.by_itself():
+                return kernel.forward(query, key, value)
+        finally:
+            self.free[False].append(kernel)
+
+    def backward(
+        self,
+        dout: Tensor,
+        dlse: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *_: Any,
+    ) -> list[Tensor]:
+        """As `_native_backward`, with the arguments of this call."""
+        kernel = self._take(True, (query, key, value))
+        if kernel is None:
+            return _native_backward(dout, dlse, query, key, value, out, lse, self.given, *self.rest)
+        try:
+            with compat.by_itself():
+                *of_tokens, found = kernel.backward(
+                    self.learned, dout.contiguous(), dlse, (query, key, value), out.contiguous(), lse.contiguous()
+                )
+                inputs = dict(zip(self.rest[0].split(), self.given, strict=True))
+                return [*of_tokens, *(_finished(name, found[name], inputs[name]) for name in self.learned)]
+        finally:
+            self.free[True].append(kernel)
 
 
 native = custom_operator("posenc::native", _native, _native_backward)
