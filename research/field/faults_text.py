@@ -184,7 +184,6 @@ FAULTS_TEXT = (
         "whole row. The API is private; no report was found.",
         "`torch/distributed/tensor/experimental/_context_parallel/_attention.py`, `_create_cp_block_mask`",
         "map the indices in `score_mod` yourself, as `_rewrite_mask_mod` does; or `posenc.distributed.attention`.",
-        "`posenc check field/subjects/context_parallel.py:clamped --world 2` finds it",
         package="torch",
     ),
 )

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from posenc_check.subjects import Model as Model
     from posenc_check.subjects import NotApplicableError as NotApplicableError
     from posenc_check.subjects import Rotary as Rotary
-    from posenc_check.subjects import Shard as Shard
     from posenc_check.subjects import Subject as Subject
     from posenc_check.suite import conformance_tests as conformance_tests
     from posenc_check.transformers_calls import hugging_face as hugging_face
@@ -28,7 +27,6 @@ HOMES = {
     "NotApplicableError": "subjects",
     "Report": "run",
     "Rotary": "subjects",
-    "Shard": "subjects",
     "Subject": "subjects",
     "check": "run",
     "conformance_tests": "suite",

@@ -49,13 +49,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--longest", type=int, metavar="N", help="maximum sequence length (default: 1025)")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of inputs and cases (default: 0)")
     parser.add_argument("--seconds", type=float, metavar="S", help="time limit of each check (default: 60)")
-    parser.add_argument(
-        "--world",
-        type=int,
-        metavar="N",
-        help="run check 22 in N processes, which divide each text as the subject's `orders` say (default: one process, "
-        "and the other checks)",
-    )
     parser.add_argument("--dtype", choices=DTYPES, help="default: the subject's, or float32 if that does not run")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: the subject's)")
     module = parser.add_argument_group("claims about an nn.Module, if TARGET returns one")
@@ -110,7 +103,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from posenc_check.run import BEFORE, SECONDS, Interrupted, check, checked_seconds, ready
     from posenc_check.state import kept
 
-    given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds", "world")}
+    given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds")}
     settings = {name: value for name, value in given.items() if value is not None}
     progress = Progress() if arguments.quiet else for_stream(sys.stderr)
     reports: list[Report] = []
@@ -118,15 +111,13 @@ def _check(arguments: argparse.Namespace) -> int:
     try:
         if arguments.out is not None:
             _require_place(arguments.out)
-        if arguments.world == 1:
-            raise ValueError("world must be 2 or more, got 1: leave --world out for one process")
         seconds = checked_seconds(settings.get("seconds", SECONDS))
         watch.at(f"importing {arguments.target}", BEFORE * seconds)
         with kept(of_torch=False):
             subjects = _subjects(arguments)
         for name, subject in subjects.items():  # all of them, before minutes are spent on the first
             try:
-                ready(subject, seconds, name, arguments.world or 1)
+                ready(subject, seconds, name)
             except ClaimError:
                 raise
             except ValueError as error:

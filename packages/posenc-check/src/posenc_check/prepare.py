@@ -18,9 +18,8 @@ from posenc_check.checks.purity import equal
 from posenc_check.outcome import described, near
 from posenc_check.standalone import check_sources
 from posenc_check.state import kept
-from posenc_check.subjects import Attention, Batch, Layer, Model, NotApplicableError, Subject, kind_of
+from posenc_check.subjects import Batch, Model, NotApplicableError, Subject, kind_of
 from posenc_check.trial import Plan, padded
-from posenc_check.world import ORDERS, alone
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # those that outputs can be compared in
 
@@ -35,12 +34,6 @@ def _sizes(name: str, values: Any, least: int = 1) -> None:
     check_type(name, values, list, tuple)
     for index, value in enumerate(values):
         whole(f"{name}[{index}]", value, least)
-
-
-def _orders(name: str, values: Any) -> None:
-    _each(name, values, str, f"orders, of {', '.join(ORDERS)}")
-    for value in values:
-        check_choice(name, value, ORDERS)
 
 
 def _numbers(name: str, values: Any) -> None:
@@ -58,13 +51,12 @@ OF_FIELDS: dict[str, Callable[[str, Any], object]] = {
     "options varied other_layout": _of(Mapping),
     "refused backends": partial(_each, kind=Mapping, kinds="mappings"),
     "causal linear_memory compiles exports symmetric normalized order_free": check_flag,
-    "axes max_positions distinct_to threshold depth heads head_dim dim shard_multiple": whole,
+    "axes max_positions distinct_to threshold depth heads head_dim dim": whole,
     "sinks registers drawing": partial(whole, least=0),
     "max_grid trained_grid": _sizes,
     "base scale softmax_scale": partial(number, above=0),
     "frequencies slopes": _numbers,
     "dtype computes_in": partial(check_choice, choices=DTYPES),
-    "orders": _orders,
     "window": lambda name, value: whole(name, value) if isinstance(value, int) else _sizes(name, value),
     "window_shift": partial(_sizes, least=0),
     "direction": partial(check_choice, choices=("forward", "backward")),
@@ -100,18 +92,13 @@ USUAL: dict[tuple[str, ...], str] = {
 }
 
 
-def prepared(subject: Subject, world: int = 1) -> tuple[Subject, str]:
-    """The subject in the dtype in which it is checked, float32 if it does not run in float64; and why. With ``world``
-    above 1 it is run in a process of its own, which is a group of one. Raises ValueError as `check` does."""
+def prepared(subject: Subject) -> tuple[Subject, str]:
+    """The subject in the dtype in which it is checked, float32 if it does not run in float64; and why. Raises
+    ValueError as `check` does."""
     check_type("subject", subject, Subject)
     _check_claims(subject)
     check_sources(subject)
     _check_parameters(subject)
-    if world > 1:
-        _check_divided(subject, world)
-        found, why = _that_runs(alone(subject))
-        _check_builds(found)
-        return replace(subject, dtype=found.dtype), why
     subject, why = _that_runs(subject)
     _check_builds(subject)
     if subject.like is not None:
@@ -141,27 +128,10 @@ def _check_claims(subject: Subject) -> None:
         ) from None
 
 
-def _check_divided(subject: Subject, world: int) -> None:
-    """Raises ValueError for a subject that cannot be divided among so many processes."""
-    if not isinstance(subject, Attention | Layer) or not subject.orders:
-        raise ValueError(
-            f"with world={world} a subject must be an Attention, Layer or Model that claims orders=, such as "
-            f"orders=('contiguous', 'zigzag'), got a {type(subject).__name__} with orders={subject.orders!r}"
-        )
-    if torch.device(subject.device).type != "cpu":
-        raise ValueError(f"with world={world} device must be 'cpu', got {str(subject.device)!r}")
-    if subject.takes("visible"):
-        raise ValueError(
-            f"with world={world} call must not take `visible`, which would be of one process's keys: let it take "
-            "`query_document` and `key_document`, or a `shard`"
-        )
-
-
 def _check_parameters(subject: Subject) -> None:
     """Raises ValueError for a parameter of ``call`` that this kind of subject does not provide."""
     for parameter in list(signature(subject.call).parameters.values())[subject.by_place :] if subject.gives else ():
-        given = (*subject.gives, "shard")
-        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or parameter.name in given:
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or parameter.name in subject.gives:
             continue
         what, name = f"a parameter of call for a {type(subject).__name__}", parameter.name
         ours = next((ours for ours, theirs in USUAL.items() if name in theirs.split()), ())

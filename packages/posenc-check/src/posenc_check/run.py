@@ -30,8 +30,6 @@ from posenc_check.trial import LENGTHS, LONGEST, NOTHING_TO_DO, THREADS, Case, C
 PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
 LONG = Case(Batch([[0] * 24]))  # the longest batch that a plan itself runs
 NOT_CHECKED = "not checked"  # of a claim
-OF_PROCESSES = 22  # the number of the check that starts processes
-MOST_PROCESSES = 16
 SECONDS = 60.0  # for each check
 BEFORE = 10  # times as many seconds before the checks, when weights may be downloaded
 SHRINK_SHARE = 0.5  # the share of the time left that may be spent on shrinking a finding
@@ -155,13 +153,9 @@ def check(
     longest: int = LONGEST,
     seed: int = 0,
     seconds: float = SECONDS,
-    world: int = 1,
     progress: Progress | None = None,
 ) -> Report:
     """Runs the checks of these numbers (None: all) on a subject.
-
-    With ``world`` above 1, check 22 starts so many processes, which divide the tokens or heads of a text among them as
-    the subject's ``orders`` say; the other checks are of one process, and are not run.
 
     The same subject, settings and seed give the same report, as far as no check runs out of its ``seconds``: it is then
     "unfinished", which is no pass. ``lengths`` are the tokens of a row in most trials, and ``longest`` bounds them all.
@@ -173,18 +167,14 @@ def check(
     progress = Progress() if progress is None else progress
     # Imported before any time limit: an interrupted import would leave the module half initialised.
     importlib.import_module("torch._dynamo")
-    wanted = chosen(checks if checks is not None or whole("world", world, 1, MOST_PROCESSES) == 1 else [OF_PROCESSES])
-    if world > 1 and [entry.number for entry in wanted] != [OF_PROCESSES]:
-        raise ValueError(f"checks must be {OF_PROCESSES} with world={world}, for the others are of one process")
+    wanted = chosen(checks)
     lengths, longest = _whole_numbers("lengths", lengths), whole("longest", longest)
     if not lengths or min(lengths) < 1 or longest < max(lengths):
         raise ValueError(f"lengths must be from 1 to longest = {longest}, got {lengths}")
     seed = whole("seed", seed, 0)
-    subject, note = ready(subject, seconds, name or "the subject", world)
+    subject, note = ready(subject, seconds, name or "the subject")
     report = Report(subject, name or subject.build.__qualname__)
     report.settings.update(seed=seed, lengths=lengths, longest=longest, seconds=seconds, dtype=str(subject.dtype))
-    if world > 1:
-        report.settings["world"] = world
     if note:
         report.settings["note"] = note
     report.settings["checks"] = [entry.number for entry in wanted]
@@ -192,7 +182,7 @@ def check(
     try:
         with progress:
             for entry in wanted:
-                plan = Plan(subject, tuple(sorted(lengths)), longest, seed, world=world)
+                plan = Plan(subject, tuple(sorted(lengths)), longest, seed)
                 progress.advance(0, f"{report.name}: {entry.number}. {entry.name}")
                 report.results.append(_result(entry, plan, report.name, seconds))
                 progress.advance(1, f"{report.name}: {entry.number}. {entry.name}")
@@ -208,14 +198,14 @@ def checked_seconds(seconds: float) -> float:
     return seconds
 
 
-def ready(subject: Subject, seconds: float, name: str, world: int = 1) -> tuple[Subject, str]:
+def ready(subject: Subject, seconds: float, name: str) -> tuple[Subject, str]:
     """`prepared`, with a time limit of ten times the seconds of a check. Raises ValueError if the subject does not run,
     or does not return; `ClaimError` for a scheme of posenc with a term that is not what its `Distance` declares."""
     allowed = BEFORE * checked_seconds(seconds)
     watch.at(f"{name}: before the checks", allowed + GRACE + LAST)
     try:
         with _alarm(time.monotonic() + allowed), tried():
-            return prepared(subject, world)
+            return prepared(subject)
     except _TimeIsUp:
         raise ValueError(f"the subject does not return within {allowed:g} s, ten times `seconds`") from None
     except (ClaimError, KeyboardInterrupt):
@@ -276,8 +266,7 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
                 if not outcome.ok:
                     stop = time.monotonic() + max(until - time.monotonic(), 0) * SHRINK_SHARE
                     found.append((case, outcome))
-                    if plan.world == 1:  # each attempt starts processes
-                        _make_smaller(trial, plan, found, stop)
+                    _make_smaller(trial, plan, found, stop)
                     break
                 done += 1
     except NotApplicableError as error:

@@ -29,7 +29,7 @@ from posenc_check.trial import Case, Trial
 MARK = "# A finding of posenc check, which this script repeats"  # the beginning of every script
 CASES = "# -- cases ---"  # in a check, only the code above this line is plain
 OWN = "posenc_check"
-PLAIN = [f"{OWN}.{n}" for n in ("subjects", "outcome", "calls", "captured", "repeat", "transformers_calls", "world")]
+PLAIN = [f"{OWN}.{n}" for n in ("subjects", "outcome", "calls", "captured", "repeat", "transformers_calls")]
 ORACLES = ("like", "match")  # fields that a script does not need, since it holds the numbers computed from them
 
 

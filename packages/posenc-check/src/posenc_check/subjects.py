@@ -99,20 +99,6 @@ class Batch:
         return x.masked_fill(~real.view(*real.shape, *[1] * (x.dim() - 2)), 0.0)
 
 
-@dataclass(frozen=True)
-class Shard:
-    """Which part of a text this process holds: its ``rank`` of ``world`` processes; the ``order`` in which the text is
-    divided, one of the subject's ``orders``; the ``tokens`` of each process, as indices in that order; and
-    ``positions`` (rows, tokens[, axes]) and ``document`` (rows, tokens) of all tokens, by which the call must go."""
-
-    rank: int
-    world: int
-    order: str
-    tokens: list[Tensor]
-    positions: Tensor
-    document: Tensor
-
-
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """What is checked. One of the kinds below: `Rotary`, `Bias`, `Attention`, `Layer`, `Model`.
@@ -150,9 +136,6 @@ class Subject:
     - ``symmetric``: only how far apart two places of a grid are counts, not in which direction.
     - ``flat``: options that build the same for one axis, which it must agree with on the diagonal: (p, p, p) for p.
     - ``registers``: the first tokens of a row with a ``grid`` have no place on it (class tokens, registers).
-    - ``orders``: how the tokens of a text may be divided among processes (docs/conformance.md): every process then
-      calls it with its own part, and a call that takes a ``shard`` is given a `Shard`. ``shard_multiple``: the tokens
-      of a process are a multiple of this and, where it is above 1, not 0.
     - ``jitter``: parameters are moved by N(0, jitter²) after building, where they begin too small to matter.
     - ``seed``: what torch is seeded with before each ``build``; or, where others draw too, a function of a number that
       seeds them, such as ``keras.utils.set_random_seed``.
@@ -192,8 +175,6 @@ class Subject:
     symmetric: bool = False
     flat: Mapping[str, Any] | None = None
     registers: int = 0
-    orders: Sequence[str] = ()
-    shard_multiple: int = 1
     jitter: float = 0.0
     dtype: torch.dtype = torch.float64
     device: str = "cpu"

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from posenc_check.outcome import Outcome, Outcomes, largest
 from posenc_check.subjects import PADDING, VOCABULARY, Batch, Subject, applies, require
-from posenc_check.world import alone
 
 LENGTHS = (1, 3, 8, 23)  # unlucky sizes: one token, odd numbers, fewer and more than the channels of a head
 LONGEST = 1025
@@ -101,7 +100,6 @@ class Plan:
     longest: int = LONGEST
     seed: int = 0
     low_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
-    world: int = 1
     chance: random.Random = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -117,9 +115,7 @@ class Plan:
         return [n for n in self.lengths if n <= self.limit] or [self.limit]
 
     def room(self, tokens: int) -> int:
-        """The number of tokens of the next grid, or that each process can have, at least this many if possible."""
-        if (each := self.subject.shard_multiple * self.world) > self.world:
-            return -(-tokens // each) * each
+        """The number of tokens of the next grid, at least this many if possible."""
         return next((n for n in self._grids if n >= tokens), self.limit) if self._grids else min(tokens, self.limit)
 
     @cached_property
@@ -165,11 +161,6 @@ class Plan:
     def row(self, places: Sequence[int]) -> Batch:
         """A row with a token at each of these positions."""
         return Batch(self.ids(1, len(places)), [[self.subject.at(p) for p in places]])
-
-    @cached_property
-    def alone(self) -> "Plan":
-        """The same for the subject in a process that is a group of one: its tolerances are those of many processes."""
-        return replace(self, subject=alone(self.subject))
 
     def has(self, p: int) -> bool:
         """Whether the subject has that position."""
@@ -334,6 +325,4 @@ THREADS: dict[int, tuple[str, ...]] = {
     16: ("mlx#3071", "transformers#28380", "TransformerEngine#1046"),
     17: ("Megatron-LM#5243", "VeOmni#448"),
     18: ("pytorch#173958", "multidim-positional-encoding#23", "x-transformers#247"),
-    19: ("flashinfer#1606", "torchtitan#4117", "vllm-ascend#14126"),
-    20: ("trl#6843", "prime-rl#2392"),
 }

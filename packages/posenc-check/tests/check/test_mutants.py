@@ -7,7 +7,7 @@ from pkgutil import iter_modules
 import pytest
 
 from posenc_check import Subject, check
-from posenc_check.run import FINDING, OF_PROCESSES, PASSED, UNFINISHED
+from posenc_check.run import FINDING, PASSED, UNFINISHED
 from posenc_check.trial import THREADS
 from tests.check import mutants
 from tests.check.mutants import Mutant
@@ -23,7 +23,7 @@ FIRST = {type(subject): subject for subject in reversed(CORRECT)}  # of each kin
 @pytest.mark.mutant
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_check_that_names_it_catches_it(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
-    report = check(mutant.subject, checks=[mutant.caught_by], world=2 if mutant.caught_by == OF_PROCESSES else 1)
+    report = check(mutant.subject, checks=[mutant.caught_by])
     assert report.results[0].status == FINDING
     (_, trial), *_ = report.findings
     assert trial.finding is not None

@@ -9,7 +9,6 @@ import torch
 from posenc_check.outcome import Outcome, Outcomes, near
 from posenc_check.subjects import Batch, Subject, applies
 from posenc_check.trial import Case, Check, Plan, Trial
-from posenc_check.world import holdings_of
 
 
 def queries_equal_rows(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
@@ -28,8 +27,12 @@ def outputs_are_permuted(subject: Subject, batch: Batch, seed: int, tolerance: f
 
 
 def shards(batch: Batch, ranks: int, order: str) -> list[list[int]]:
-    """The tokens of each rank that has some."""
-    return [held.tokens for held in holdings_of(batch, ranks, order) if held.tokens]
+    """The tokens of each rank that has some: a run of them, or for "zigzag" the runs r and 2 ranks - 1 - r of twice
+    as many."""
+    parts = ranks if order == "contiguous" else 2 * ranks
+    runs = [[*range(n * batch.tokens // parts, (n + 1) * batch.tokens // parts)] for n in range(parts)]
+    held = runs if parts == ranks else [runs[r] + runs[parts - 1 - r] for r in range(ranks)]
+    return [tokens for tokens in held if tokens]
 
 
 def merged_shards_equal_all(subject: Subject, batch: Batch, ranks: int, order: str, tolerance: float) -> Outcomes:
