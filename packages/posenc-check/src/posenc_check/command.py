@@ -31,18 +31,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument(
         "target",
         metavar="TARGET",
-        nargs="?",
         help="module:name or path/to/file.py:name of a posenc_check subject, of several, of a function that "
         "returns them, or of a function or class that returns an nn.Module; or hf:PATH_OR_NAME, a Hugging Face model "
         "in a folder or on the hub",
-    )
-    parser.add_argument(
-        "--explain",
-        type=_numbers,
-        nargs="?",
-        const=[],
-        metavar="N,N-N",
-        help="explain these checks and the claims they need, without running them; without numbers, one line each",
     )
     parser.add_argument("--checks", type=_numbers, metavar="N,N-N", help="numbers of checks (default: all)")
     parser.add_argument("--lengths", type=_numbers, metavar="N,N", help="sequence lengths (default: 1,3,8,23)")
@@ -86,10 +77,6 @@ def _numbers(text: str) -> list[int]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the checks. The exit codes are those of docs/conformance.md."""
-    if arguments.explain is not None:
-        return _explain(arguments)
-    if arguments.target is None:
-        return failed("give a TARGET to check, or --explain (see posenc check --help)", code=2)
     from posenc_check.watch import watched
 
     return watched(lambda: _check(arguments))
@@ -158,17 +145,6 @@ def _check(arguments: argparse.Namespace) -> int:
         return 1
     empty = [subject["name"] for subject in data["subjects"] if report.nothing_checked(subject)]
     return failed(f"nothing was checked: no check applies to {', '.join(empty)}", code=2) if empty else 0
-
-
-def _explain(arguments: argparse.Namespace) -> int:
-    from posenc_check.explain import explained
-
-    try:
-        text = explained(arguments.explain or None)
-    except ValueError as error:
-        return refused(error, "check")
-    stdout().print(text, highlight=False, markup=False, soft_wrap=True)
-    return 0
 
 
 def _subjects(arguments: argparse.Namespace) -> Mapping[str, "Subject"]:
