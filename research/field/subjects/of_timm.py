@@ -126,7 +126,7 @@ mrope = Layer(
     axes=2,
     relative=True,
 )
-table = Layer(build=Table, call=add_table, axes=2, trained_grid=(4, 6))
+table = Layer(build=Table, call=add_table, axes=2)
 fourier = Layer(
     build=build,
     call=add_fourier,
@@ -180,8 +180,6 @@ swin = Layer(
         "dynamic_mask": True,
     },
     axes=2,
-    window=(4, 4),
-    window_shift=(2, 2),
     jitter=0.1,
 )
 

@@ -109,7 +109,7 @@ def _named(text: str, subject: Subject, sizes: Sizes) -> Scheme:
     if "head_dim" in takes and head_dim is None:
         raise ValueError(f"like must say how wide heads are, as in '{name.strip()}(head_dim=64)', got {text!r}")
     head_dim, longest = head_dim or 2, options.get("max_positions", subject.max_positions or 64)
-    grid = subject.max_grid or subject.trained_grid or (longest,) * subject.axes
+    grid = subject.max_grid or (longest,) * subject.axes
     dim = options.get("dim", getattr(subject, "dim", heads * head_dim))
     shape = Shape(dim, heads, head_dim, longest, causal=subject.causal, grid=tuple(grid) if subject.axes > 1 else None)
     claimed = {k: getattr(subject, k, None) for k in ("base", "layout", "rotary_dim")}

@@ -29,11 +29,11 @@ def _each(name: str, values: Any, kind: type, kinds: str) -> None:
         raise ValueError(f"{name} must be a list or tuple of {kinds}, got {shown(values)}")
 
 
-def _sizes(name: str, values: Any, least: int = 1) -> None:
+def _sizes(name: str, values: Any) -> None:
     """A whole number for each of several axes."""
     check_type(name, values, list, tuple)
     for index, value in enumerate(values):
-        whole(f"{name}[{index}]", value, least)
+        whole(f"{name}[{index}]", value)
 
 
 def _numbers(name: str, values: Any) -> None:
@@ -50,15 +50,13 @@ def _of(*kinds: Any) -> Callable[[str, Any], object]:
 OF_FIELDS: dict[str, Callable[[str, Any], object]] = {
     "options varied other_layout": _of(Mapping),
     "refused backends": partial(_each, kind=Mapping, kinds="mappings"),
-    "causal linear_memory compiles exports symmetric normalized order_free": check_flag,
-    "axes max_positions distinct_to threshold depth heads head_dim dim": whole,
+    "causal linear_memory compiles exports normalized order_free": check_flag,
+    "axes window max_positions distinct_to threshold depth heads head_dim dim": whole,
     "sinks registers drawing": partial(whole, least=0),
-    "max_grid trained_grid": _sizes,
+    "max_grid": _sizes,
     "base scale softmax_scale": partial(number, above=0),
     "frequencies slopes": _numbers,
     "dtype computes_in": partial(check_choice, choices=DTYPES),
-    "window": lambda name, value: whole(name, value) if isinstance(value, int) else _sizes(name, value),
-    "window_shift": partial(_sizes, least=0),
     "direction": partial(check_choice, choices=("forward", "backward")),
     "layout": partial(check_choice, choices=("half", "interleaved")),
     "state": partial(_each, kind=str, kinds="names"),
@@ -71,7 +69,7 @@ OF_FIELDS: dict[str, Callable[[str, Any], object]] = {
 RULES = {name: rule for names, rule in OF_FIELDS.items() for name in names.split()}
 OPTIONAL = {"max_positions", "distinct_to", "threshold", "base", "scale", "frequencies", "slopes", "computes_in"}
 OPTIONAL |= {"softmax_scale", "layout", "rotary_dim", "flat", "relative", "directed", "direction"}
-OPTIONAL |= {"window", "max_grid", "trained_grid"}
+OPTIONAL |= {"window", "max_grid"}
 
 
 # Usual names of the parameters of call, by their names here: the first that this kind of subject has is suggested.
@@ -234,7 +232,7 @@ def _given_to(subject: Subject, batch: Batch) -> str:
         )
     if subject.on_grids:
         grid = subject.grid_of(batch.tokens)
-        return f"It was given a grid of {grid}: where it has one grid and no other, claim that as max_grid= and window="
+        return f"It was given a grid of {grid}: where it has one grid and no other, claim that as max_grid="
     if isinstance(subject, Model):
         return "x is ids (rows, tokens), and call is given what its parameters name"
     return f"It was run with {said}: set what your code has by {kind}({', '.join(f'{name}=…' for name in sizes)})"

@@ -118,13 +118,11 @@ class Subject:
       on each axis, where they differ.
     - ``distinct_to``: positions (distances, for a bias) up to which no two neighbours look the same.
     - ``threshold``: the length past which it does something else, as a dynamic scaling does.
-    - ``window``: a token sees itself and the window - 1 tokens before it, and where it is not causal as many after it;
-      with a ``grid``, (height, width) of the windows that it is cut into, the first of which begin at ``window_shift``.
+    - ``window``: a token sees itself and the window - 1 tokens before it, and where it is not causal as many after it.
       In a model of several layers, in each of ``depth``. ``sinks``: so many first tokens are seen by all.
     - ``directed``: of two equal tokens, one weighs for the other otherwise than that one for it; False: the same.
     - ``normalized``: the weights of a row sum to one, so values that are all the same come out as they are.
     - ``order_free``: positions may change nothing, as in NoPE; else positions that change nothing are a finding.
-    - ``trained_grid``: the rows and columns of a table that is resized for grids of other shapes.
     - ``linear_memory``: the memory of a call grows with the length, not with its square.
     - ``computes_in``: the dtype that it computes in within, where that is a lower one: kernels of bfloat16.
     - ``compiles``, ``exports``: it compiles as one graph, and exports with a dynamic length.
@@ -133,7 +131,6 @@ class Subject:
     - ``refused``: options that ``build`` must refuse, such as ``{"unknown": 1}`` or ``{"head_dim": 15}``, each by name.
     - ``backends``: options that must change no output, such as ``({"backend": "flash"}, {"backend": "math"})``.
     - ``state``: buffers in its state_dict that neither follow from the options nor are drawn, such as running means.
-    - ``symmetric``: only how far apart two places of a grid are counts, not in which direction.
     - ``flat``: options that build the same for one axis, which it must agree with on the diagonal: (p, p, p) for p.
     - ``registers``: the first tokens of a row with a ``grid`` have no place on it (class tokens, registers).
     - ``jitter``: parameters are moved by N(0, jitter²) after building, where they begin too small to matter.
@@ -153,14 +150,12 @@ class Subject:
     match: Callable[..., Any] | None = None
     max_positions: int | None = None
     max_grid: Sequence[int] | None = None
-    window: int | Sequence[int] | None = None
-    window_shift: Sequence[int] = (0, 0)
+    window: int | None = None
     depth: int = 1
     sinks: int = 0
     directed: bool | None = None
     normalized: bool = False
     order_free: bool = False
-    trained_grid: Sequence[int] | None = None
     distinct_to: int | None = None
     threshold: int | None = None
     linear_memory: bool = False
@@ -172,7 +167,6 @@ class Subject:
     refused: Sequence[Mapping[str, Any]] = ()
     backends: Sequence[Mapping[str, Any]] = ()
     state: Sequence[str] = ()
-    symmetric: bool = False
     flat: Mapping[str, Any] | None = None
     registers: int = 0
     jitter: float = 0.0
@@ -242,9 +236,8 @@ class Subject:
         return rows, columns
 
     def fits(self, grid: Sequence[int]) -> bool:
-        """Whether it has so many rows and columns, and they are whole windows."""
-        window = self.window if isinstance(self.window, Sequence) else (1, 1)
-        return all(n <= (most or n) and n % part == 0 for n, most, part in zip(grid, self.sides(), window, strict=True))
+        """Whether it has so many rows and columns."""
+        return all(n <= (most or n) for n, most in zip(grid, self.sides(), strict=True))
 
     def grid_of(self, tokens: int) -> tuple[int, int] | None:
         """The grid of a row without one: as square as possible, with several rows; a single one if causal."""

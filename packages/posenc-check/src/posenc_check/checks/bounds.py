@@ -1,9 +1,8 @@
 """Checks ends of positions, sizes that may be confused, windows, and sums of weights (check 19)."""
 
 import inspect
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -113,7 +112,6 @@ def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[i
     """With another content in one token, the outputs of tokens that may not see it are the same to the bit. Of those
     that must see it, as far away as the window allows, at least one changes, for at least one of the ``changed``
     tokens, since a single weight may be too small to show."""
-    assert isinstance(subject.window, int)
     made, least, most = subject.make(), shown(subject, batch, at_most=False), shown(subject, batch, at_most=True)
     with torch.no_grad():
         before, own, found = subject.run(made, batch), False, dict[Any, list[tuple[bool, str]]]()
@@ -198,7 +196,7 @@ def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
     require(subject.max_positions, "claim `max_positions=N` where positions have an end")
     require(subject.compiles or not compiled, "claim `compiles=True` to run this")
     grids = subject.on_grids and not subject.can("positions")
-    applies(not grids, "each axis has an end of its own, which check 20 tries")
+    require(not grids, "claim `max_grid=(rows, columns)` in its place, for call takes a grid")
     limit = subject.max_positions or 0
     values = {"limit": limit, "compiled": compiled}
     if subject.can("positions"):
@@ -247,8 +245,7 @@ FAR = 4000  # past the lengths that scalings begin at by default
 
 def _squares(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    several = [plan.room(2 * math.prod(subject.window))] if isinstance(subject.window, Sequence) else []  # windows
-    for size in sorted({plan.room(5), plan.room(getattr(subject, "heads", 3)), *several}):
+    for size in sorted({plan.room(5), plan.room(getattr(subject, "heads", 3))}):
         batch = plan.text(size, size)
         most = (subject.max_positions or 8 * size) - size
         if subject.can("positions"):
@@ -320,8 +317,6 @@ def _tokens(plan: Plan) -> int:
         require(False, f"claim `window=N` if a token sees no more than that many tokens, with itself{hint}")
     applies(not isinstance(subject, Rotary), "a rotation hides nothing")
     applies(not subject.takes("grid"), "call takes a grid, and these are rows of text")
-    applies(isinstance(subject.window, int), "the window is one of a grid")
-    assert isinstance(subject.window, int)
     tokens = subject.sinks + subject.depth * (subject.window - 1) + 4
     sight = f"a window of {subject.window} in {subject.depth} layers"
     require(tokens <= plan.limit, f"build it with a smaller window: {sight} ends past {plan.limit} tokens")

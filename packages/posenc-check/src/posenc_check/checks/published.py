@@ -245,8 +245,7 @@ def _rows(plan: Plan, tokens: int) -> Iterator[Batch]:
     """A row of that many tokens at least, or a grid."""
     subject = plan.subject
     if subject.takes("grid"):
-        window = None if isinstance(subject.window, int) else subject.window  # one window alone
-        for height, width in [window] if window else (subject.trained_grid or subject.max_grid or (7, 9), (3, 5)):
+        for height, width in (subject.max_grid or (7, 9), (3, 5)):
             yield replace(plan.text(1, subject.registers + height * width), grid=(height, width))
         return
     if subject.axes > 1:

@@ -136,7 +136,7 @@ class Patches(nn.Module):
 
 class SquaresAlone(Patches):
     def raster(self, height: int, width: int) -> Tensor:
-        return super().raster(height, height)
+        return torch.stack([torch.arange(height * width) // height, torch.arange(height * width) % height], -1)
 
 
 class RowsNeverAdded(Patches):
@@ -152,35 +152,6 @@ def seen_or_told(made: Any, x: Tensor, positions: Tensor | None = None, grid: An
     return made(x, positions, grid, None)
 
 
-class Added(nn.Module):
-    """Sines and cosines of rows and columns, added to patches, and nothing to the class token before them."""
-
-    def of(self, axis: Tensor) -> Tensor:
-        phase = axis[:, None].double() * 100.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
-        return torch.cat((phase.sin(), phase.cos()), -1)
-
-    def code(self, grid: tuple[int, int], front: int) -> Tensor:
-        rows, columns = torch.cartesian_prod(*map(torch.arange, grid)).unbind(-1)
-        return nn.functional.pad(torch.cat((self.of(rows), self.of(columns)), -1), (0, 0, front, 0))
-
-    def forward(self, x: Tensor, grid: tuple[int, int] | None) -> Tensor:
-        grid = (1, x.size(1)) if grid is None else grid
-        return x + self.code(grid, x.size(1) - grid[0] * grid[1]).to(x.dtype)
-
-
-class TheClassTokenIsAPatch(Added):
-    """One place on for everyone, and the first for the class token."""
-
-    def code(self, grid: tuple[int, int], front: int) -> Tensor:
-        if not front:
-            return super().code(grid, 0)
-        return super().code((grid[0] + 1, grid[1]), 0)[: grid[0] * grid[1] + front]
-
-
-def add(made: Any, x: Tensor, grid: Any = None) -> Tensor:
-    return made(x, grid)
-
-
 def axial(build: Any) -> Rotary:
     return Rotary(build=build, call=turn, axes=2, relative=True)
 
@@ -194,7 +165,7 @@ def reader(build: Any) -> Layer:
 
 
 def patches(build: Any, registers: int = 0) -> Layer:
-    return Layer(build=build, call=seen, relative=True, registers=registers, max_positions=32)
+    return Layer(build=build, call=seen, relative=True, registers=registers, max_grid=(32, 32))
 
 
 def told(build: Any) -> Layer:
@@ -206,7 +177,6 @@ CORRECT = (
     reader(Reader),
     patches(Patches, registers=2),
     told(Patches),
-    Layer(build=Added, call=add, registers=1),
 )
 MUTANTS = (
     Mutant("the row is never looked at", axial(ColumnsAlone), caught_by=20, pain=12),
@@ -215,7 +185,4 @@ MUTANTS = (
     Mutant("cache slots taken for positions", reader(SlotsTakenForPositions), caught_by=20, pain=13),
     Mutant("squares alone", patches(SquaresAlone), caught_by=20, pain=12),
     Mutant("the row offset is never added", patches(RowsNeverAdded), caught_by=20, pain=12),
-    Mutant(
-        "the class token is a patch", Layer(build=TheClassTokenIsAPatch, call=add, registers=1), caught_by=20, pain=12
-    ),
 )
