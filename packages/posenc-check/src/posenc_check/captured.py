@@ -17,26 +17,16 @@ SDPA = nn.functional.scaled_dot_product_attention
 MULTIHEAD = nn.functional.multi_head_attention_forward  # its internal calls are not captured
 OPERATORS = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__)
 ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.add_, *OPERATORS)
-PRODUCTS = (nn.functional.linear, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.einsum)
-FACTORS = {  # products that scores are, with the place and name of their first factor
-    **dict.fromkeys((torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm), (0, "input")),
-    **dict.fromkeys((torch.baddbmm, torch.Tensor.baddbmm), (1, "batch1")),
-    torch.Tensor.__matmul__: (0, "self"),
-    torch.einsum: (1, "operands"),
-}
 
 
 class CapturedScores(TorchFunctionMode):
-    """Captures the input of every softmax and of PyTorch's attention, and the products of matrices before the first."""
+    """Captures the input of every softmax and of PyTorch's attention."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scores: list[Tensor] = []
-        self.products: list[Tensor] = []
         self.inputs: list[list[Tensor]] = [[]]  # of linear layers, before the first scores and between any two
         self.called: set[str] = set()
-        self.head_dim: int | None = None  # of the queries of the first scores, if captured
-        self._widths: dict[torch.Size, int] = {}  # of the first factors of products, by the shape of what came
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -50,7 +40,6 @@ class CapturedScores(TorchFunctionMode):
         elif func is SDPA:
             with torch.no_grad():
                 self.scores.append(_sdpa_scores(*args, **kwargs))
-            self._widths.setdefault(self.scores[-1].shape, kwargs.get("query", args[0] if args else None).size(-1))
         elif func is MULTIHEAD:
             self.inputs[-1].append(args[0].detach())
             with torch.no_grad():
@@ -59,16 +48,7 @@ class CapturedScores(TorchFunctionMode):
             self.inputs[-1].append(args[0].detach())
         if len(self.scores) > captured:
             self.inputs.append([])
-            self.head_dim = self.head_dim if captured else self._widths.get(self.scores[0].shape)
-        out = func(*args, **kwargs)
-        if func in PRODUCTS and not self.scores and isinstance(out, Tensor):
-            self.products.append(out.detach())
-        if func in FACTORS:
-            place, name = FACTORS[func]
-            factor = kwargs.get(name, args[place] if place < len(args) else None)
-            if isinstance(factor, Tensor):
-                self._widths.setdefault(out.shape, factor.size(-1))
-        return out
+        return func(*args, **kwargs)
 
 
 class CapturedSums(TorchFunctionMode):

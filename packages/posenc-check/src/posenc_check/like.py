@@ -16,7 +16,7 @@ from posenc import Scheme, catalog
 from posenc.arguments import shown
 from posenc.schemes.entry import Shape
 from posenc_check.calls import holdings, one_line
-from posenc_check.captured import EXCHANGED, CapturedScores, captured_in, of_all_tokens
+from posenc_check.captured import EXCHANGED, scores_of
 from posenc_check.subjects import Batch, Bias, Layer, Subject
 from posenc_check.trial import Plan
 
@@ -77,14 +77,14 @@ def sizes_of(subject: Subject, made: Any) -> Sizes:
     if isinstance(subject, Layer):
         plan = Plan(subject)
         batch = plan.text(1, plan.room(subject.registers + 2))
-        return captured_sizes(captured_in(subject, made, batch), batch)
+        return captured_sizes(subject, made, batch)
     return Sizes(getattr(subject, "heads", None), getattr(subject, "head_dim", None))
 
 
-def captured_sizes(captured: CapturedScores, batch: Batch) -> Sizes:
-    """The sizes of the first attention whose scores were captured."""
-    scores = of_all_tokens(captured, batch)
-    return Sizes(scores[0][0].size(1), captured.head_dim) if scores else Sizes()
+def captured_sizes(subject: Subject, made: Any, batch: Batch) -> Sizes:
+    """The number of heads of the first attention whose scores are captured; how wide they are is not known."""
+    scores = scores_of(subject, made, batch)
+    return Sizes(scores[0].size(1)) if scores else Sizes()
 
 
 def _named(text: str, subject: Subject, sizes: Sizes) -> Scheme:

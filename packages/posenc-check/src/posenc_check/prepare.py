@@ -54,7 +54,7 @@ OF_FIELDS: dict[str, Callable[[str, Any], object]] = {
     "axes window max_positions distinct_to threshold depth heads head_dim dim": whole,
     "sinks registers drawing": partial(whole, least=0),
     "max_grid": _sizes,
-    "base scale softmax_scale": partial(number, above=0),
+    "base scale": partial(number, above=0),
     "frequencies slopes": _numbers,
     "dtype computes_in": partial(check_choice, choices=DTYPES),
     "direction": partial(check_choice, choices=("forward", "backward")),
@@ -68,7 +68,7 @@ OF_FIELDS: dict[str, Callable[[str, Any], object]] = {
 }
 RULES = {name: rule for names, rule in OF_FIELDS.items() for name in names.split()}
 OPTIONAL = {"max_positions", "distinct_to", "threshold", "base", "scale", "frequencies", "slopes", "computes_in"}
-OPTIONAL |= {"softmax_scale", "layout", "rotary_dim", "flat", "relative", "directed", "direction"}
+OPTIONAL |= {"layout", "rotary_dim", "flat", "relative", "directed", "direction"}
 OPTIONAL |= {"window", "max_grid"}
 
 

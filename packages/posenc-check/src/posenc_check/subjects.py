@@ -503,9 +503,6 @@ class Layer(Subject):
     ``cache``, None at first: it then gives (output, cache); ``memory`` (rows, keys, dim), the tokens that are keys,
     and ``memory_positions``; ``grid``, (height, width), which every row has that is given no positions, unless it may
     take a cache. A parameter with a default is left out where there is nothing to say.
-
-    A further claim: ``softmax_scale``, what products of queries and keys are multiplied by, beside what the scheme that
-    it is ``like`` does to them: 1.0 where T5's authors are followed, elsewhere often 1/sqrt(head_dim).
     """
 
     by_place: ClassVar[int] = 2
@@ -521,7 +518,6 @@ class Layer(Subject):
     )
 
     dim: int = 32
-    softmax_scale: float | None = None
 
     def can(self, what: str) -> bool:
         if what == "padding":

@@ -332,7 +332,6 @@ def test_wrong_settings_are_named(wrong: dict[str, Any], message: str) -> None:
         (Layer, {"device": "abacus"}, "device must be one that is here, got 'abacus', on which .*: RuntimeError: "),
         (Layer, {"device": "meta"}, "device must be one that is here, got 'meta', on which .*: RuntimeError: "),
         (Layer, {"dim": 0}, "dim must be a whole number of at least 1, got 0"),
-        (Layer, {"softmax_scale": 0}, "softmax_scale must be a finite number above 0, got 0"),
         (Bias, {"heads": 0}, "heads must be a whole number of at least 1, got 0"),
         (Bias, {"slopes": [0.5, "a"]}, r"slopes\[1\] must be a finite number, got 'a'"),
         (Bias, {"heads_option": 3}, "heads_option must be a str, got 3"),

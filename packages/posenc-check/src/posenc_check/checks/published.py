@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import chain, permutations, product
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,8 +13,6 @@ from posenc import T5, Positions, Scheme, attention, logits
 from posenc_check.captured import (
     EXCHANGED,
     NO_SCORES,
-    captured_in,
-    of_all_tokens,
     of_one_token,
     onlookers,
     scores_of,
@@ -158,19 +156,6 @@ def scores_heard_are_its(subject: Layer, batch: Batch, expected: Any, forms: Any
         yield f"head {head} [query, key]", Outcome(ok, says, shows + scaled)
 
 
-def scores_of_contents_are_its(subject: Layer, batch: Batch, expected: Any) -> Outcomes:
-    """The scores that a softmax is given, against those of the scheme for the same queries and keys."""
-    at, captured = onlookers(subject, batch), scores_of(subject, subject.make(), batch)
-    require(captured, NO_SCORES)
-    came, told = captured[0][:, :, at], torch.tensor(expected, dtype=torch.float64)
-    seen = came.isfinite() & told.isfinite()
-    seen[..., : subject.registers] = False
-    tolerance = share_of_rounding(subject, batch) * float(told[seen].abs().max())
-    told, came = (from_itself(x, at).masked_fill(~seen, 0.0) for x in (told, came))
-    for head in range(came.size(1)):
-        yield f"head {head} [row, query, key]", near(told[:, head], came[:, head], tolerance)
-
-
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 
@@ -259,17 +244,6 @@ def _rows(plan: Plan, tokens: int) -> Iterator[Batch]:
             yield plan.row(places)
 
 
-def _contents(plan: Plan) -> Iterator[Case]:
-    _require(plan, Layer)
-    for row in _rows(plan, 40):
-        tokens, (ids,) = row.tokens, row.ids
-        require(tokens >= 4, "let it have more positions: there are too few tokens")
-        other = [(n + 11) % 48 for n in ids]
-        half = tokens // 2  # queries of the later half, keys of the earlier
-        rows = [ids, ids[:half] + other[half:], other[:half] + ids[half:], other]
-        yield Case(replace(row, ids=rows, positions=row.positions and row.positions * 4))
-
-
 def _heard(plan: Plan) -> Iterator[Case]:
     _require(plan, Layer)
     threshold = plan.subject.threshold  # on both sides of it
@@ -280,7 +254,6 @@ def _heard(plan: Plan) -> Iterator[Case]:
 
 Said = dict[str, Any]  # plain numbers, which a script can hold
 ROUND = 1e-10  # singular values below this share of the largest are rounding
-SAME = 1e-4  # the relative difference that rounding to float32 may cause
 
 
 def positions_of(subject: Subject, batch: Batch, tokens: Sequence[int], convention: Convention) -> Positions:
@@ -341,7 +314,6 @@ def scores(
     key: Tensor,
     rows: Sequence[int],
     columns: Sequence[int],
-    scale: float | None = None,
 ) -> Tensor:
     """The scheme's scores of queries and keys at these tokens; NaN where either of two buckets is right."""
     of_queries, of_keys = (positions_of(subject, batch, tokens, convention) for tokens in (rows, columns))
@@ -352,7 +324,6 @@ def scores(
         query_positions=of_queries,
         key_positions=of_keys,
         is_causal=subject.causal,
-        scale=scale,
     ).detach()
     if of_keys.coords.dim() > 2:
         return said
@@ -421,7 +392,7 @@ def its_forms(subject: Subject, batch: Batch, **_: Any) -> Said:
     ``forms`` (heads, forms, queries, keys) are a basis of what a, c and M can give for any q and k.
     """
     made, at = subject.make(), onlookers(subject, batch)
-    sizes = captured_sizes(captured_in(subject, made, same := of_one_token(batch)), same)
+    sizes = captured_sizes(subject, made, of_one_token(batch))
     require(sizes != UNKNOWN, NO_SCORES)
     convention, everyone = adopted(subject, made, sizes, {})[0], range(batch.tokens)
     head_dim = getattr(convention.scheme, "head_dim", 4)
@@ -443,98 +414,6 @@ def its_forms(subject: Subject, batch: Batch, **_: Any) -> Said:
     return {"expected": expected.tolist(), "forms": forms.unflatten(-1, free.shape[2:]).tolist()}
 
 
-# -- of queries and keys that are captured -----------------------------------------------------------------------------
-
-
-def its_contents(subject: Subject, batch: Batch, **_: Any) -> Said:
-    """The scheme's scores of a layer's own queries and keys, (rows, heads, queries, keys), for the `onlookers`.
-
-    The queries and keys are found among the layer's products by four rows: the second has other tokens in one part, the
-    third in another part, and the fourth in both. In the scores of row 1 - row 2 - row 3 + row 4, only the product of
-    the change of queries with the change of keys is left.
-    """
-    assert isinstance(subject, Layer)
-    made, at = subject.make(), onlookers(subject, batch)
-    captured = captured_in(subject, made, batch)
-    attentions = of_all_tokens(captured, batch)
-    require(attentions, NO_SCORES)
-    came = attentions[0][0]
-    convention = adopted(subject, made, Sizes(came.size(1), captured.head_dim), {})[0]
-    scheme, unturned = convention.scheme, batch
-    if "rotate" in scheme.doors:  # with all tokens at one position, nothing is rotated
-        require(subject.can("positions"), "let call take `positions`, to find queries and keys before they are turned")
-        unturned = replace(batch, positions=[[subject.at(0)] * batch.tokens] * len(batch.ids))
-    with _may_refuse(scheme):
-        number, scale = queries_and_keys(subject, made, unturned, convention)
-        query, key = pairs_of(captured.products, came, getattr(scheme, "head_dim", None))[number]
-        given = None if scheme.scale is not None else subject.softmax_scale or scale
-        said = scores(subject, batch, convention, query[:, :, at], key, at, range(batch.tokens), given)
-    return {"expected": said.tolist()}
-
-
-def queries_and_keys(subject: Subject, made: Any, batch: Batch, convention: Convention) -> tuple[int, float]:
-    """The index in `pairs_of` of the queries and keys, and the factor by which their products are multiplied."""
-    captured, everyone = captured_in(subject, made, batch), range(batch.tokens)
-    ((came, _), *_), (asking, asked_of) = of_all_tokens(captured, batch), other_tokens(batch)
-
-    def moved(scores: Tensor) -> Tensor:
-        """The joint effect of queries and keys, without constants of a row, such as its maximum."""
-        together = (scores[0] - scores[1] - scores[2] + scores[3])[:, asking][..., asked_of]
-        return together - together.mean(-1, keepdim=True)
-
-    wanted = moved(came)
-    applies(wanted.isfinite().all(), "scores that would show its queries and keys are hidden")
-    for number, (query, key) in enumerate(
-        pairs_of(captured.products, came, getattr(convention.scheme, "head_dim", None))
-    ):
-        if share(moved(query @ key.mT), wanted) is not None:
-            # The scheme may scale them even where it rotates nothing.
-            said = scores(subject, batch, convention, query, key, everyone, everyone, 1.0)
-            return number, share(moved(said), wanted) or 1.0
-    raise NotApplicableError(
-        "nothing to do: no products of two of what it makes are its scores, so its queries and keys are not known"
-    )
-
-
-def share(ours: Tensor, theirs: Tensor) -> float | None:
-    """The factor by which ours must be multiplied to give theirs; None if there is none."""
-    found = float((ours * theirs).sum() / (ours * ours).sum().clamp(min=1e-300))
-    size = float(theirs.abs().max())
-    return found if size > 0 and float((found * ours - theirs).abs().max()) < SAME * size else None
-
-
-def other_tokens(batch: Batch) -> tuple[list[int], list[int]]:
-    """The tokens in which the second row differs from the first, and those in which the third does."""
-    applies(len(batch.ids) == 4, "the rows are not four")
-    first, second, third, fourth = batch.ids
-    asking, asked_of = ([n for n in range(batch.tokens) if row[n] != first[n]] for row in (second, third))
-    both = [second[n] if n in asking else third[n] for n in range(batch.tokens)]
-    right = both == fourth and asking and len(asked_of) > 1 and not set(asking) & set(asked_of)
-    applies(right, "the rows do not differ as they must")
-    return asking, asked_of
-
-
-def pairs_of(products: list[Tensor], scores: Tensor, head_dim: int | None) -> list[tuple[Tensor, Tensor]]:
-    """The candidates for queries and keys, (rows, heads, tokens, head_dim), among parts of these products."""
-    rows, heads, tokens = scores.size(0), scores.size(1), scores.size(-1)
-    found: list[tuple[int, Tensor]] = []
-    for x in products:
-        if x.dim() == 2 and x.size(0) == rows * tokens:
-            x = x.unflatten(0, (rows, tokens))
-        if x.dim() != 3 or x.shape[:2] != (rows, tokens):
-            continue
-        for parts, groups in product((1, 2, 3), [n for n in range(1, heads + 1) if heads % n == 0]):
-            width, rest = divmod(x.size(-1), parts * groups)
-            if rest or width != (head_dim or width):
-                continue
-            apart = [x.unflatten(-1, (parts, groups, width)).unbind(2)]
-            apart += [x.unflatten(-1, (groups, parts, width)).unbind(3)] if parts > 1 else []
-            for part in chain.from_iterable(apart):
-                found.append((groups, part.transpose(1, 2).repeat_interleave(heads // groups, 1).double()))
-    both = ((query, key) for (groups, query), (_, key) in permutations(found, 2) if groups == heads)
-    return [(query, key) for query, key in both if query.size(-1) == key.size(-1)]
-
-
 CHECK = Check(
     number=21,
     name="published",
@@ -549,12 +428,5 @@ CHECK = Check(
         Trial("outputs", outputs_are_its, _outputs, oracle=its_outputs, claims=("like",)),
         Trial("added vectors in a layer", sums_heard_are_its, _sums, oracle=its_vectors, claims=("like",)),
         Trial("scores in a layer", scores_heard_are_its, _heard, oracle=its_forms, claims=("like",)),
-        Trial(
-            "contents in a layer",
-            scores_of_contents_are_its,
-            _contents,
-            oracle=its_contents,
-            claims=("like", "softmax_scale"),
-        ),
     ),
 )
