@@ -26,12 +26,10 @@ class CapturedScores(TorchFunctionMode):
         super().__init__()
         self.scores: list[Tensor] = []
         self.inputs: list[list[Tensor]] = [[]]  # of linear layers, before the first scores and between any two
-        self.called: set[str] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         captured = len(self.scores)
-        self.called.add(getattr(func, "__name__", ""))
         if func in SOFTMAX:
             scores = kwargs.get("input", args[0] if args else None)
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)

@@ -82,8 +82,7 @@ def local_of(window: int = 4, lookback: bool = True) -> claims.Local:
     [
         (replace(rotations.ROTARY, relative=None), 6, "relative", "claim `relative=True` if moving"),
         (attention_functions.PAST, 6, "some moved", "let call take `query_positions`"),
-        (told.alone(told.Convolved), 6, "along the index, relative", "a convolution"),
-        (told.alone(told.WithAClassToken), 6, "along the index, relative", "claim `registers=1`"),
+        (told.alone(told.Alone, relative=True), 6, "relative", "let call take `positions`"),
         (claims.whole(local_of), 19, "window", "with itself; its lookback and window may be one"),
         (told.alone(told.Alone), 19, "tokens all the same", "claim `normalized=True`"),
         (biases.ALIBI, 8, "positions by itself", "what is not causal"),

@@ -5,15 +5,14 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posenc_check.calls import instead
-from posenc_check.captured import of_one_token
+from posenc_check.captured import NO_SCORES, captured_in, of_all_tokens, of_one_token
 from posenc_check.checks.configuration import REFUSED, it_is_refused, refusals
-from posenc_check.checks.shift import scores_of_one_token
 from posenc_check.outcome import Outcome, Outcomes, all_finite, near, numbers_in, refused
 from posenc_check.subjects import VOCABULARY, Attention, Batch, Bias, Rotary, Subject, applies, require
 from posenc_check.trial import Case, Check, Plan, Trial, padded, texts, two_documents
@@ -152,12 +151,71 @@ def values_all_the_same_stay(subject: Attention, batch: Batch, sharper: float) -
     return near(expected, batch.owed(came), 64 * subject.eps(torch.float32))
 
 
+class Seen(NamedTuple):
+    """The scores (heads, queries, keys) of an attention for a row of one repeated token, -inf without weight, and
+    whether the tokens that come to it are ``alike``."""
+
+    name: str
+    scores: Tensor
+    alike: bool
+
+
+HIDES = 50.0  # a score this far below the highest of its row has no weight
+
+
+def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[Seen]:
+    """The scores of every attention in a run of one repeated token. NotApplicableError where none are captured."""
+    batch = of_one_token(batch).pick(range(batch.tokens), 0)
+    if isinstance(subject, Attention):
+        found = [("attention", weights_by_values(subject, made, batch).log(), True)]
+    else:
+        captured = of_all_tokens(captured_in(subject, made, batch), batch)
+        require(captured, NO_SCORES)
+        another = captured_in(subject, made, replace(batch, ids=[[2] * batch.tokens]))
+        of_places = [x for inputs in another.inputs for x in inputs]  # where they are the same
+        found = []
+        for n, (scores, inputs) in enumerate(captured):
+            of_tokens = [x for x in inputs if not any(torch.equal(x, y) for y in of_places)]
+            found.append((f"attention {n}", scores[0], _alike(of_tokens, batch.tokens, n == 0)))
+    hidden = [x < x.amax(-1, keepdim=True) - HIDES for _, x, _ in found]
+    return [Seen(name, x.masked_fill(no, -torch.inf), same) for (name, x, same), no in zip(found, hidden, strict=True)]
+
+
+def _alike(inputs: list[Tensor], tokens: int, first: bool) -> bool:
+    """Whether these inputs of linear layers, which go by the tokens, are the same for all of them. Before the ``first``
+    attention there may be no linear layer: tokens are then as they came. A table of as many rows as there are tokens,
+    such as Transformer-XL's, is not among them."""
+    given = [x for x in (x.flatten(0, -2).double() for x in inputs) if len(x) == tokens and x.abs().max()]
+    if not given:
+        return first and not inputs
+    return all(near(x[:1].expand_as(x), x, 64 * 2**-23 * float(x.abs().max())).ok for x in given)
+
+
+def weights_by_values(subject: Attention, made: Any, batch: Batch) -> Tensor:
+    """The attention weights, (heads, queries, keys): the norm of outputs where one key alone has a value."""
+    outs: list[Tensor] = []
+
+    def call(made: Any, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Any:
+        for n in range(-1, key.size(2)):
+            shown = torch.zeros_like(value)
+            shown[:, :, n : n + 1] = 1.0  # none for -1
+            outs.append(subject.call(made, query, key, shown, **given).detach().double())
+        return outs[0]
+
+    with torch.no_grad():
+        instead(subject, call).run(made, batch)
+    nothing, *each = (out[0] for out in outs)
+    added = float(nothing.abs().max())
+    applies(not added or subject.dtype == torch.float64, "in float32, what is added to values hides small weights")
+    weights = torch.stack([(out - nothing).norm(dim=-1) for out in each], -1)
+    return weights.masked_fill(weights < 1e-8 * added, 0.0)
+
+
 def equal_tokens_come_out_equal(subject: Subject, batch: Batch) -> Outcome:
     """A row of one repeated token, in a layer where weights alone differ: all outputs but the first are the same."""
     batch = of_one_token(batch)
     made = subject.make()
-    _, _, alike, _ = scores_of_one_token(subject, made, batch)[0]
-    applies(len(alike) == batch.tokens, "tokens of the same content differ before attention, so values do")
+    applies(scores_of_one_token(subject, made, batch)[0].alike, "tokens of the same content differ before attention")
     out = subject.run(made, batch).detach()[:, 1:]
     return near(out[:, :1].expand_as(out), out, 64 * subject.eps(torch.float32) * float(out.abs().max()))
 
@@ -165,13 +223,13 @@ def equal_tokens_come_out_equal(subject: Subject, batch: Batch) -> Outcome:
 def before_and_after_weigh(subject: Subject, batch: Batch) -> Outcome:
     """A row of one repeated token: the score of q for k and of k for q differ if directed, else never."""
     found = []
-    for name, scores, alike, _ in scores_of_one_token(subject, subject.make(), batch):
+    for name, scores, alike in scores_of_one_token(subject, subject.make(), batch):
         away = scores - scores.diagonal(dim1=-2, dim2=-1)[..., None]
         both = away.isfinite() & away.mT.isfinite()
         there, back = away.masked_fill(~both, 0.0), away.mT.masked_fill(~both, 0.0)
         rounding = 64 * subject.eps(torch.float32) * max(float(scores.masked_fill(~both, 0.0).abs().max()), 1.0)
         # Scores that are all equal, as from a table of zeros before training, show nothing.
-        if len(alike) == batch.tokens and float(there.abs().max()) > rounding:
+        if alike and float(there.abs().max()) > rounding:
             found.append((name, near(there, back, rounding)))
     applies(found, "no attention scores tokens of the same content by where they are, to both sides")
     wrong = [(name, same) for name, same in found if same.ok == bool(subject.directed)]

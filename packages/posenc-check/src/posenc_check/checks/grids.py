@@ -121,6 +121,7 @@ def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
 def _rasters(plan: Plan, relative: bool = False) -> Iterator[Case]:
     """One row of patches behind the registers, if there are any; only the shape of the grid is given."""
     subject = plan.subject
+    applies(subject.takes("grid") or not relative, "call takes no grid")
     require(subject.takes("grid"), "let call take `grid`, (height, width), if it takes images")
     require(subject.relative or not relative, RELATIVE)
     pair = next((pair for pair in (SHAPES, SMALL) if all(map(subject.fits, pair))), None)
@@ -137,6 +138,7 @@ def _axes(plan: Plan) -> Iterator[Case]:
 
 
 def _moves(plan: Plan) -> Iterator[Case]:
+    applies(plan.subject.axes > 1, "positions have one axis")
     _require_axes(plan)
     require(plan.subject.relative, RELATIVE)
     for shape, axis, by in product(SHAPES, range(plan.subject.axes), STEPS):

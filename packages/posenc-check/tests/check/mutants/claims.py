@@ -157,13 +157,13 @@ def rotation(call: Any, **claims: Any) -> Rotary:
 
 
 CORRECT = (
-    local(Local, relative=True, normalized=True),
-    local(Streaming, relative=True, sinks=2, normalized=True),
-    local(BothWays, causal=False, relative=True, normalized=True, directed=False),
-    local(LearnedSink, relative=True),
-    whole(Chunked, relative=True, normalized=True),
-    whole(Scaled, relative=True, normalized=True),
-    whole(Encoder, causal=False, relative=True, directed=False, normalized=True),
+    local(Local, normalized=True),
+    local(Streaming, sinks=2, normalized=True),
+    local(BothWays, causal=False, normalized=True, directed=False),
+    local(LearnedSink),
+    whole(Chunked, normalized=True),
+    whole(Scaled, normalized=True),
+    whole(Encoder, causal=False, directed=False, normalized=True),
     rotation(forward, direction="forward"),
     rotation(backward, direction="backward"),
 )

@@ -172,11 +172,11 @@ class MemoryHiddenAfter(Asking):
 
 
 def encoder(build: Any, **claims: Any) -> Layer:
-    return Layer(build=build, call=read, relative=True, normalized=True, **claims)
+    return Layer(build=build, call=read, normalized=True, **claims)
 
 
 def varlen(build: Any) -> Layer:
-    return Layer(build=build, call=pack, causal=True, relative=False, max_positions=64)
+    return Layer(build=build, call=pack, causal=True, max_positions=64)
 
 
 def crossing(build: Any) -> Layer:

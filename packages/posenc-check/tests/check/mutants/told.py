@@ -60,41 +60,6 @@ class Shifted(Alone):
         return torch.cat((own, F.pad(earlier, (0, 0, 1, 0))[:, :-1]), -1)
 
 
-class Convolved(Alone):
-    """A convolution in front (Conformer), with zeros beyond the ends of the row."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.depthwise = nn.Conv1d(32, 32, 3, padding=1, groups=32)
-
-    def before(self, x: Tensor) -> Tensor:
-        return x + self.depthwise(x.mT).mT
-
-
-class Smoothed(Alone):
-    """A running mean in front, in a loop (MEGA)."""
-
-    def before(self, x: Tensor) -> Tensor:
-        state, smooth = torch.zeros_like(x[:, 0]), []
-        for token in x.unbind(1):
-            state = 0.6 * state + 0.4 * token
-            smooth.append(state)
-        return torch.stack(smooth, 1)
-
-
-class WithAClassToken(Alone):
-    """The first token is no part of the row: it has three biases of its own (BEiT)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.own = nn.Parameter(torch.randn(HEADS, 3, 1, 1))
-
-    def bias(self, q: Tensor, k: Tensor) -> Tensor:
-        from_it, to_it, itself = self.own.unbind(1)
-        bias = torch.where(q == 0, from_it, torch.where(k == 0, to_it, super().bias(q, k)))
-        return torch.where((q == 0) & (k == 0), itself, bias)
-
-
 class Twice(nn.Module):
     """Two of them, each with its norm."""
 
@@ -105,15 +70,6 @@ class Twice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.first(self.norm(x))
         return x + self.second(self.norm(x))
-
-
-class Skewed(Alone):
-    """Shifts the rows of a matrix, which is right up to the diagonal, and takes what comes after it from the next row
-    (Transformer-XL's shift, in an encoder)."""
-
-    def bias(self, q: Tensor, k: Tensor) -> Tensor:
-        by_distance = self.table[:, : len(k)].flip(1)[:, None].expand(-1, len(k), -1)
-        return F.pad(by_distance, (1, 0)).reshape(HEADS, -1)[:, len(k) :].view(HEADS, len(k), len(k))
 
 
 class Unnormalised(Alone):
@@ -177,32 +133,24 @@ def told(build: Any, **claims: Any) -> Layer:
 
 
 def alone(build: Any, **claims: Any) -> Layer:
-    return Layer(**{"build": build, "call": call_module, "relative": True, **claims})
+    return Layer(**{"build": build, "call": call_module, **claims})
 
 
 def table(build: Any, **claims: Any) -> Model:
     return Model(**{"build": build, "call": call_module, "causal": True, "max_positions": PLACES, **claims})
 
 
-# Of the shifted, the convolved and the smoothed no trial can see a claim, nor of the class token that is not said to be
-# one; and it says so.
 CORRECT = (
     alone(Alone, normalized=True),
     alone(Alone, options={"causal": True}, causal=True, normalized=True),
     alone(Twice, normalized=True, directed=True),
     alone(Shifted, options={"causal": True}, causal=True, normalized=True),
-    alone(Convolved),
-    alone(Smoothed),
-    alone(WithAClassToken, registers=1),
-    alone(WithAClassToken),
     table(Table),
     table(RefusedByAnErrorOfItsOwn, max_positions=None),
     table(RefusedWhileRunning, max_positions=None),
 )
 MUTANTS = (
     Mutant("scaled by the farthest of the batch", told(FarthestOfTheBatch), 19, 6),
-    Mutant("a shift that wraps around", alone(Skewed), 6, 11),
-    Mutant("relative and called absolute", alone(Alone, relative=False), 6, 3),
     Mutant("sums in place of means", alone(Unnormalised, normalized=True), 19, 18),
     Mutant("a table of one row too few", table(OneRowShort), 19, 14),
 )
