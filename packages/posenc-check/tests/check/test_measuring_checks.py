@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc_check import Bias, Rotary, Subject, check
 from posenc_check.checks.bounds import published_slopes
 from posenc_check.run import FINDING, NOT_APPLICABLE, PASSED, Result
-from tests.check.mutants import bounds, configuration, grids, layout, phase
+from tests.check.mutants import bounds, configuration, grids, phase
 from tests.check.mutants.phase import Turn, turn
 from tests.rows import first_of
 
@@ -153,7 +153,7 @@ def test_a_finding_of_low_precision_names_what_was_lost_in_it(subject: Subject, 
         (Rotary(build=Turn, call=turn), 14, "frequencies", "claim `base=10_000.0`, or `frequencies`"),
         (Rotary(build=Turn, call=turn), 14, "options count", "name in `varied` another value of each option"),
         (Rotary(build=Turn, call=turn), 15, "pairs", 'claim `layout="half"` or'),
-        (layout.rotary(Turn), 19, "positions past the end", "claim `max_positions=N`"),
+        (configuration.rotary(Turn), 19, "positions past the end", "claim `max_positions=N`"),
         (grids.axial(grids.Axial), 20, "text alone", "name in `flat` the options"),
     ],
 )

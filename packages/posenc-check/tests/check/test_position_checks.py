@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc_check import Subject, check
 from posenc_check.run import FINDING, NOT_APPLICABLE, PASSED, Result
-from tests.check.mutants import attention_functions, biases, claims, layers, rotations, told
+from tests.check.mutants import biases, claims, layers, rotations, told
 from tests.rows import first_of
 
 NUMBERS = tuple(range(6, 14))
@@ -30,7 +30,7 @@ APPLY = {
     "rotation from an offset": (rotations.OFFSET, {6, 7, 8, 9, 11, 12, 13}),
     "bias": (biases.ALIBI, {6, 7, 9, 10, 11, 12, 13}),  # it is not causal
     "bias by lengths": (biases.TABLE, {8, 9, 13}),
-    "attention without positions": (attention_functions.PAST, {8, 9, 13}),
+    "attention without positions": (claims.whole(claims.Alibi), {8, 9, 13}),
     "layer": (layers.ROTATING, {6, 7, 8, 10, 11, 13}),
     "absolute layer": (layers.STANDING, {6, 7, 8, 10, 11, 13}),
 }
@@ -81,7 +81,7 @@ def local_of(window: int = 4, lookback: bool = True) -> claims.Local:
     ("subject", "number", "trial", "reason"),
     [
         (replace(rotations.ROTARY, relative=None), 6, "relative", "claim `relative=True` if moving"),
-        (attention_functions.PAST, 6, "some moved", "let call take `query_positions`"),
+        (claims.whole(claims.Alibi), 6, "some moved", "let call take `query_positions`"),
         (told.alone(told.Alone, relative=True), 6, "relative", "let call take `positions`"),
         (claims.whole(local_of), 19, "window", "with itself; its lookback and window may be one"),
         (told.alone(told.Alone), 19, "tokens all the same", "claim `normalized=True`"),

@@ -31,6 +31,13 @@ class FactorIgnored(Turn):
         return super().theta() * self.factor
 
 
+class TurnsAll(Turn):
+    """Turns every channel, whatever rotary_dim says."""
+
+    def __init__(self, rotary_dim: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+
+
 class WhateverComes(Turn):
     def __init__(self, head_dim: int = 16, base: float = 10_000.0, factor: float = 1.0, **rest: Any) -> None:
         super().__init__(head_dim, base, factor=factor, **{k: v for k, v in rest.items() if k != "scaling_typ"})
@@ -63,5 +70,6 @@ CORRECT = (rotary(Turn),)
 MUTANTS = (
     Mutant("the latest decides for all", unclaimed(FrequenciesOfTheLatest, base=7.0), caught_by=14, pain=7),
     Mutant("the scaling factor is passed over", rotary(FactorIgnored), caught_by=14, pain=7),
+    Mutant("every channel is turned", rotary(TurnsAll), caught_by=15, pain=8),
     Mutant("an unknown key is swallowed", unclaimed(WhateverComes, base=7.0), caught_by=14, pain=7),
 )

@@ -128,6 +128,28 @@ class BySlot(Rotating):
         return slots if told is None and start else super().place(told, document, start)
 
 
+class OffsetOfTheFirstRow(Rotating):
+    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
+        places = super().place(told, document, start)
+        return places[:1].expand_as(places) if told is None else places
+
+
+class WavesOfTheFirstLength(Rotating):
+    """cos and sin of as many tokens as the first call had, and for later ones its last."""
+
+    first: int | None = None
+
+    def turn(self, x: Tensor, places: Tensor, all_places: Tensor) -> Tensor:
+        self.first = all_places.size(2) if self.first is None else self.first
+        return super().turn(x, places.clamp(max=self.first - 1), all_places)
+
+
+class EarlierDocumentsSeen(Rotating):
+    def sees(self, document: Tensor, start: int) -> Tensor:
+        earlier = document[:, start:, None] >= document[:, None, :]
+        return (earlier & (document != -1)[:, None, :])[:, None]
+
+
 ROTATING = Layer(build=Rotating, call=call, causal=True, relative=True)
 STANDING = Layer(build=Standing, call=call, causal=True, relative=False)
 
@@ -140,4 +162,7 @@ CORRECT = (ROTATING, STANDING)
 MUTANTS = (
     Mutant("deaf to positions", built(Deaf, relative=False), 6, 3),
     Mutant("the slot of the cache as position", built(BySlot), 8, 3),
+    Mutant("the first row's offset for all", built(OffsetOfTheFirstRow), 7, 5),
+    Mutant("waves of the first length", built(WavesOfTheFirstLength), 8, 6),
+    Mutant("earlier documents seen", built(EarlierDocumentsSeen), 11, 4),
 )

@@ -1,4 +1,4 @@
-"""Masks and packing: PyTorch's own multi-head attention, cu_seqlens, prefixes, windows to both sides, memories."""
+"""Masks of PyTorch's own multi-head attention, and memories."""
 
 from typing import Any
 
@@ -68,62 +68,6 @@ class HeadsOfRows(Encoder):
         return mask.transpose(0, 1).flatten(0, 1)
 
 
-class Varlen(nn.Module):
-    """Attention as flash_attn_varlen_func has it: rows in one line, and where in it each document begins. Causal, with
-    learned positions that begin again in each document. Padding belongs to no document."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(32, 96)
-        self.table = nn.Parameter(torch.randn(64, 32))
-
-    def starts(self, document: Tensor) -> Tensor:
-        """cu_seqlens of the line: every row begins a document, and where it changes another."""
-        new = torch.ones_like(document).bool()
-        new[:, 1:] = document[:, 1:] != document[:, :-1]
-        return torch.cat((new.flatten().nonzero()[:, 0], torch.tensor([document.numel()])))
-
-    def places(self, starts: Tensor, line: Tensor) -> Tensor:
-        return line - starts[torch.bucketize(line, starts, right=True) - 1]
-
-    def forward(self, x: Tensor, document: Tensor) -> Tensor:
-        starts, line = self.starts(document), torch.arange(document.numel())
-        places = self.places(starts, line)
-        if int(places.max()) >= 64:
-            raise ValueError(f"positions must be below 64, got {int(places.max())}")
-        query, key, value = self.qkv(x.flatten(0, 1) + self.table[places]).unflatten(-1, (3, HEADS, -1)).unbind(1)
-        out = torch.zeros_like(query)
-        for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-            out[start:end] = self.of_one(query[start:end], key[start:end], value[start:end])
-        return out.flatten(1).view(*x.shape)
-
-    def of_one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = torch.einsum("ihd,jhd->hij", query, key) / query.size(-1) ** 0.5
-        scores = scores.masked_fill(~torch.ones(len(query), len(query)).tril().bool(), -torch.inf)
-        return torch.einsum("hij,jhd->ihd", scores.softmax(-1), value)
-
-
-def pack(made: Any, x: Tensor, document: Tensor | None = None) -> Tensor:
-    return made(x, torch.zeros(x.shape[:2]).long() if document is None else document)
-
-
-class RowsInOneDocument(Varlen):
-    """A row that begins with the number of the document that the row before ended with goes on with it."""
-
-    def starts(self, document: Tensor) -> Tensor:
-        flat = document.flatten()
-        new = torch.cat((torch.ones(1).bool(), flat[1:] != flat[:-1]))
-        return torch.cat((new.nonzero()[:, 0], torch.tensor([len(flat)])))
-
-
-class LastDocumentLost(Varlen):
-    """The end of the line is no bound."""
-
-    def starts(self, document: Tensor) -> Tensor:
-        starts = super().starts(document)
-        return starts[:-1] if len(starts) > 2 else starts
-
-
 class Asking(nn.Module):
     """Cross-attention of a decoder to a memory of its own positions, with a learned bias by clipped distance."""
 
@@ -175,20 +119,14 @@ def encoder(build: Any, **claims: Any) -> Layer:
     return Layer(build=build, call=read, normalized=True, **claims)
 
 
-def varlen(build: Any) -> Layer:
-    return Layer(build=build, call=pack, causal=True, max_positions=64)
-
-
 def crossing(build: Any) -> Layer:
     return Layer(build=build, call=cross, relative=True, normalized=True)
 
 
-CORRECT = (encoder(Encoder, directed=False), encoder(Causal, causal=True), varlen(Varlen), crossing(Asking))
+CORRECT = (encoder(Encoder, directed=False), encoder(Causal, causal=True), crossing(Asking))
 MUTANTS = (
     Mutant("a mask of ones and zeros added", encoder(MaskOfOnes), caught_by=7, pain=3),
     Mutant("masks by heads and rows", encoder(HeadsOfRows), caught_by=19, pain=18),
-    Mutant("rows of one document", varlen(RowsInOneDocument), caught_by=19, pain=4),
-    Mutant("the last document is lost", varlen(LastDocumentLost), caught_by=11, pain=4),
     Mutant("a memory counted by index", crossing(MemoryByIndex), caught_by=6, pain=18),
     Mutant("a memory hidden by a causal mask", crossing(MemoryHiddenAfter), caught_by=9, pain=18),
 )
