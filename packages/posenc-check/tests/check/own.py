@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import posenc
-from posenc.encoding.context import projected_at_random
 from posenc.models import Decoder, Encoder, ImageClassifier, KVCache
 from posenc.positions.positions import Positions
 from posenc.schemes.catalog import scheme_from_names
@@ -61,40 +60,11 @@ def attend_with_posenc(
     keys = positions_of(key_positions, key_order, key_document)
     how = {"is_causal": made.causal, "backend": made.backend, "return_lse": return_lse}
     try:
-        if not made.scheme.features:
-            return posenc.attention(query, key, value, made.scheme, query_positions=queries, key_positions=keys, **how)
-        encoding = made.scheme(queries, keys, dtype=torch.promote_types(query.dtype, torch.float32))
-        return posenc.attention(query, key, value, with_features(encoding, query, key), **how)
+        return posenc.attention(query, key, value, made.scheme, query_positions=queries, key_positions=keys, **how)
     except ValueError as error:
         if "cannot run this" not in str(error):
             raise
         raise NotApplicableError(str(error)) from None  # a backend that is named never falls back
-
-
-def attend_to_all_keys(
-    made: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_positions: Tensor,
-    key_positions: Tensor,
-    query_order: Tensor | None = None,
-    key_order: Tensor | None = None,
-    query_document: Tensor | None = None,
-    key_document: Tensor | None = None,
-) -> Any:
-    """Without a log-sum-exp: a scheme that looks at all keys of a row cannot be merged of calls with a part of them. It
-    goes by the order, which is that of the positions where nothing else is said."""
-    query_order = query_positions if query_order is None else query_order
-    key_order = key_positions if key_order is None else key_order
-    given = (query_positions, key_positions, query_order, key_order, query_document, key_document)
-    return attend_with_posenc(made, query, key, value, *given)
-
-
-def with_features(encoding: Any, query: Tensor, key: Tensor) -> Any:
-    """With what a layer would project for the scheme, of queries and keys in place of its hidden state."""
-    of_each = [projected_at_random(encoding.wanted, x.transpose(1, 2).flatten(2)) for x in (query, key)]
-    return encoding.with_projected(*of_each)
 
 
 def attend_in_one_line(made: Any, query: Tensor, key: Tensor, value: Tensor) -> Any:
@@ -148,21 +118,20 @@ def call_classifier(made: Any, x: Tensor, positions: Tensor) -> Tensor:
 # -- the subjects: one of each kind, in which each kind of piece is met ------------------------------------------------
 
 
-def attention(name: str, call: Any = attend_with_posenc, backend: str = "auto", **claims: Any) -> Subject:
+def attention(name: str, backend: str = "auto", **claims: Any) -> Subject:
     """A scheme with pair doors or a rotation, as a function between queries and keys."""
     claims = {"causal": True, "relative": True, "normalized": True, **claims}
     options = {"name": name, "backend": backend, "causal": claims["causal"]}
     sizes = {"heads": HEADS, "head_dim": HEAD_DIM}
-    return Attention(build=Pairs, call=call, options=options, jitter=0.3, **sizes, **claims)
+    return Attention(build=Pairs, call=attend_with_posenc, options=options, jitter=0.3, **sizes, **claims)
 
 
 SUBJECTS: dict[str, Subject] = {
     "rope": attention("rope", like="rope"),
     "alibi, bidirectional": attention("alibi", like="alibi", causal=False),
-    "shaw, native": attention("shaw", backend="native", normalized=False),
+    "shaw, native": attention("shaw", backend="native", normalized=False, relative=None),
     "t5, sdpa": attention("t5", backend="sdpa"),
     "relative_2d": attention("relative_2d", axes=2),
-    "fox": attention("fox", attend_to_all_keys, relative=None, order_free=True),
     "rope in one line": Attention(
         build=Pairs,
         call=attend_in_one_line,

@@ -269,4 +269,7 @@ def test_interrupted_it_prints_what_was_found(
     shown = capsys.readouterr()
     assert f"{HERE}:RIGHT: 1 passed, 3 not run" in shown.out
     assert shown.err.splitlines()[-1] == "posenc: error: interrupted: this is what was found so far"
-    assert json.loads(Path("out/report.json").read_text())["subjects"][0]["not_run"] == [2, 3, 4]
+    data = json.loads(Path("out/report.json").read_text())
+    assert (data["ok"], data["subjects"][0]["not_run"]) == (False, [2, 3, 4])
+    suite = ElementTree.parse("out/report.xml").getroot()[0]
+    assert (suite.get("tests"), suite.get("errors")) == ("4", "3")

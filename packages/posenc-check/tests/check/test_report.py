@@ -14,7 +14,6 @@ from rich.console import Console
 import posenc
 from posenc_check import Report, check, report, run
 from posenc_check.checks import CHECKS
-from posenc_check.run import Interrupted
 from tests.check.small import CLOCK, ONE_OF_EACH, RIGHT, run_alone
 
 CAME = "a bell \x07, a half \ud83d, ]]> and é\n</pre>"
@@ -84,25 +83,6 @@ def test_a_finding_has_its_smallest_input_and_its_script(data: Data) -> None:
     assert (first["file"], second["file"]) == ("2-a-hostile-one.py", "2-another-hostile-one.py")
     code, said = run_alone(first["script"])
     assert (code, said) == (1, f"expected: {first['expected']}\ncame:     {CAME}\n")
-
-
-def test_what_was_interrupted_is_not_ok(made: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = run._result
-
-    def interrupt(entry: Any, *rest: Any) -> Any:
-        if entry.number == 2:
-            raise KeyboardInterrupt
-        return ended(entry, *rest)
-
-    monkeypatch.setattr(run, "_result", interrupt)
-    with pytest.raises(Interrupted) as stop:
-        made()
-    data = report.as_data([stop.value.report])
-    assert (data["ok"], data["subjects"][0]["not_run"]) == (False, [2, 3, 4])
-    assert stop.value.report.ok
-    assert "1 passed, 3 not run" in printed(data["subjects"][0])
-    suite = ElementTree.fromstring(report.as_junit(data).encode())[0]
-    assert (suite.get("tests"), suite.get("errors")) == ("4", "3")
 
 
 # -- its forms ---------------------------------------------------------------------------------------------------------

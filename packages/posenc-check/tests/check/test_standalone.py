@@ -112,20 +112,13 @@ def test_it_says_how_it_ended() -> None:
     )
 
 
-def test_of_a_check_it_holds_what_stands_above_the_cases() -> None:
-    made = script(WRONG, CHECKS[6].trials[0], Case(BATCH), "")
-    flat = made.partition("# -- the subject")[0]
-    assert "def padding_changes_nothing" in flat
-    assert "CHECK = " not in flat
-    assert "Plan" not in flat
-
-
 def test_a_script_has_no_other_kind_of_subject_and_no_other_trial() -> None:
     padding = next(entry for entry in CHECKS if entry.name == "padding")
     plain = script(WRONG, padding.trials[0], Case(Batch([[1, 2]])), "").partition("# -- the subject")[0]
     for held in ("class Rotary(", "class Subject:", "def near(", f"def {padding.trials[0].function.__name__}("):
         assert held in plain
-    for left in ("class Layer(", "class Bias(", "class Attention(", "def what_padding_holds", "def holdings"):
+    left_out = ("CHECK = ", "Plan", "class Layer(", "class Bias(", "class Attention(", "def what_padding_holds")
+    for left in (*left_out, "def holdings"):
         assert left not in plain
 
 

@@ -111,6 +111,7 @@ def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[i
     """With another content in one token, the outputs of tokens that may not see it are the same to the bit. Of those
     that must see it, as far away as the window allows, at least one changes, for at least one of the ``changed``
     tokens, since a single weight may be too small to show."""
+    window = subject.window or 0
     made, least, most = subject.make(), shown(subject, batch, at_most=False), shown(subject, batch, at_most=True)
     with torch.no_grad():
         before, own, found = subject.run(made, batch), False, dict[Any, list[tuple[bool, str]]]()
@@ -126,7 +127,7 @@ def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[i
                 one = bool(differs[row, query]), f"{said.format(query, row)} sees"
                 if query != token and token >= subject.sinks:
                     found.setdefault(query - token, []).append(one)  # by how far the token is before the query
-                elif abs(query - token) > (subject.window - 1) * subject.depth:
+                elif abs(query - token) > (window - 1) * subject.depth:
                     found.setdefault(f"sink {token}", []).append(one)
     applies(own, "outputs are the same with another token")
     ways = [way for way in found if isinstance(way, int)]
@@ -368,15 +369,13 @@ def _options(subject: Subject) -> list[str]:
 
 def _tokens(plan: Plan) -> int:
     """A number of tokens so large that the last does not see the first, through all layers."""
-    subject = plan.subject
-    if subject.window is None:
-        named = _options(subject)
-        hint = f"; its {' and '.join(named)} may be one" if named else ""
-        require(False, f"claim `window=N` if a token sees no more than that many tokens, with itself{hint}")
+    subject, window = plan.subject, plan.subject.window or 0
+    hint = f"; its {' and '.join(named)} may be one" if (named := _options(subject)) else ""
+    require(window, f"claim `window=N` if a token sees no more than that many tokens, with itself{hint}")
     applies(not isinstance(subject, Rotary), "a rotation hides nothing")
     applies(not subject.takes("grid"), "call takes a grid, and these are rows of text")
-    tokens = subject.sinks + subject.depth * (subject.window - 1) + 4
-    sight = f"a window of {subject.window} in {subject.depth} layers"
+    tokens = subject.sinks + subject.depth * (window - 1) + 4
+    sight = f"a window of {window} in {subject.depth} layers"
     require(tokens <= plan.limit, f"build it with a smaller window: {sight} ends past {plan.limit} tokens")
     return tokens
 

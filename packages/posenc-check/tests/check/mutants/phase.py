@@ -1,5 +1,6 @@
 """Phases and distances in low precision. The correct twins of rotations and slopes stand with other checks."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,6 +55,17 @@ class Turn(nn.Module):
 class PositionsInTheDtypeOfX(Turn):
     def phases(self, positions: Tensor, x: Tensor) -> Tensor:
         return positions[..., None].to(x.dtype) * self.theta().to(x.dtype)
+
+
+class FrequenciesInABuffer(Turn):
+    """In a buffer that is not saved: garbage after to_empty."""
+
+    def __init__(self) -> None:
+        super().__init__(base=500.0)
+        self.register_buffer("table", super().theta(), persistent=False)
+
+    def theta(self) -> Tensor:
+        return self.table
 
 
 def turn(made: Any, x: Tensor, positions: Tensor) -> Tensor:
@@ -123,6 +135,9 @@ CORRECT = (Model(build=Text, call=text, causal=True),)
 MUTANTS = (
     Mutant("positions in the dtype of x", rotary(PositionsInTheDtypeOfX), caught_by=1, pain=1),
     Mutant("positions in the dtype of the slopes", biased(PositionsInTheDtypeOfTheSlopes), caught_by=1, pain=1),
+    Mutant("rotations collide in bfloat16", rotary(PositionsInTheDtypeOfX), caught_by=2, pain=1),
+    Mutant("a bias that bfloat16 holds no more", replace(biased(Slopes), distinct_to=4096), caught_by=2, pain=1),
+    Mutant("frequencies in a buffer that is not saved", Rotary(build=FrequenciesInABuffer, call=turn), 3, 2),
     Mutant(
         "a model that counts in the dtype of its weights",
         Model(build=PlacesInTheDtypeOfTheWeights, call=text, causal=True),
