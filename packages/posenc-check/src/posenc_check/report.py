@@ -154,13 +154,16 @@ def _shown_findings(subject: Data, result: Data, places: Mapping[str, str]) -> R
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for trial, found in findings_of(result):
+    findings = findings_of(result)
+    same = len(findings) > 1 and len({found["remedy"] for _, found in findings}) == 1  # it is said once, after them
+    last = {"what to do": findings[0][1]["remedy"]} if same and findings[0][1]["remedy"] else {}
+    for trial, found in findings:
         grid.add_row("  trial", Text(trial["name"], style="bold"))
         where = places.get(found["file"], "--out DIR writes it")
-        for name, text in {**_about_finding(found), "script": where}.items():
+        for name, text in {**_about_finding(found | {"remedy": ""} if same else found), "script": where}.items():
             grid.add_row("  " + name, _plain(text))
         grid.add_row()
-    for name, text in _about_check(result).items():
+    for name, text in (last | _about_check(result)).items():
         grid.add_row("  " + name, _plain(text))
     return Group(Text(f"{subject['name']}: {result['number']}. {result['name']}", style="bold red"), grid, Text(""))
 

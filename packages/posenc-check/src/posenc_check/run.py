@@ -141,7 +141,8 @@ class Report:
 def _said_of(reasons: list[str]) -> str:
     """Each reason once; if some say what can be done, those alone."""
     helpful = [reason for reason in reasons if not reason.startswith(NOTHING_TO_DO)]
-    return "; ".join(dict.fromkeys(helpful or reasons))
+    first, *others = dict.fromkeys(helpful or reasons or [""])
+    return "; ".join([first, *(reason.removeprefix(NOTHING_TO_DO).strip() for reason in others)])
 
 
 def check(

@@ -34,6 +34,13 @@ def applies(here: object, reason: str) -> None:
     require(here, f"nothing to do: {reason}")
 
 
+def must_show(subject: "Subject", seen: object, why: str) -> None:
+    """Raises NotApplicableError unless something is ``seen``, which larger parameters may show, where there are any."""
+    made = None if seen else subject.make()
+    learned = isinstance(made, nn.Module) and any(x.requires_grad for x in made.parameters())
+    require(seen, f"{'give it a `jitter`' if learned else 'let call use what it is given'}, for {why}")
+
+
 @dataclass(frozen=True)
 class Batch:
     """Rows of tokens, as plain lists: what a subject is run on. All rows have as many tokens.

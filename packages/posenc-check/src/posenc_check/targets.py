@@ -85,4 +85,9 @@ def _of_module(
         return _of_transformers(target, build, dim, claims)
     if dim is None:
         raise ValueError(f"--dim N must say how wide the vectors are that {target} takes, (rows, tokens, N)")
+    if "relative" in claims:
+        raise ValueError(
+            f"--relative and --absolute are for what is given positions; {target} is given vectors alone: "
+            "describe it as a posenc_check.Layer whose call takes `positions`"
+        )
     return Layer(build=build, call=call_module, dim=dim, **claims)

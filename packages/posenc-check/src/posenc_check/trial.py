@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc_check.outcome import Outcome, Outcomes, largest
-from posenc_check.subjects import PADDING, VOCABULARY, Batch, Subject, applies, require
+from posenc_check.subjects import PADDING, VOCABULARY, Batch, Subject, applies, must_show, require
 
 LENGTHS = (1, 3, 8, 23)  # unlucky sizes: one token, odd numbers, fewer and more than the channels of a head
 LONGEST = 1025
@@ -185,7 +185,7 @@ class Plan:
         for what in needs:
             require(self.subject.can(what), self.lacks(what))
         if "positions" in needs:
-            require(self.shows_positions, "give it a `jitter`, for its outputs do not go by positions")
+            must_show(self.subject, self.shows_positions, "its outputs do not go by positions")
 
     def lacks(self, what: str) -> str:
         """What call must take, so that the subject can do this."""
@@ -245,11 +245,8 @@ class Plan:
         """
         out, tolerance = self._run[0], self.rounding(highest)
         spread = largest(out - out.mean(1, keepdim=True)) if out.isfinite().all() else largest(out)
-        hidden = (
-            f"give it a `jitter`, or larger weights: outputs differ by {spread:.2g} from token to token, of which "
-            f"rounding hides {tolerance:.2g}"
-        )
-        require(not (out.size(1) > 1 and tolerance > spread / 4), hidden)
+        hidden = f"outputs differ by {spread:.2g} from token to token, of which rounding hides {tolerance:.2g}"
+        must_show(self.subject, out.size(1) < 2 or tolerance <= spread / 4, hidden)
         return tolerance
 
     def rounding(self, highest: int = 0) -> float:

@@ -97,14 +97,14 @@ def test_a_target_is_a_subject_or_gives_some(name: str, found: list[str]) -> Non
 @pytest.mark.parametrize("name", ["net", "Net"])
 def test_a_module_is_a_layer_with_the_claims_that_are_given(name: str) -> None:
     write("mine.py", MODULES)
-    (subject,) = subjects_of(f"mine:{name}", dim=16, causal=True, relative=False, max_positions=9).values()
+    (subject,) = subjects_of(f"mine:{name}", dim=16, causal=True, max_positions=9).values()
     assert isinstance(subject, Layer)
-    assert (subject.causal, subject.relative, subject.max_positions) == (True, False, 9)
+    assert (subject.causal, subject.max_positions) == (True, 9)
     made = subject.make()
     x = torch.randn(2, 3, 16, dtype=torch.float64)
     torch.testing.assert_close(subject.call(made, x), made(x), rtol=0, atol=0)
     (unclaimed,) = subjects_of(f"mine:{name}", dim=16).values()
-    assert (unclaimed.causal, unclaimed.relative, unclaimed.max_positions) == (False, None, None)
+    assert (unclaimed.causal, unclaimed.max_positions) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +125,7 @@ def test_a_module_is_a_layer_with_the_claims_that_are_given(name: str) -> None:
         (["mine:built"], "got Net, which is built already: name what builds it"),
         (["mine:local", "--dim", "16"], "mine:local must be a function or class that a file has at its top level"),
         (["mine:net"], "--dim N must say how wide the vectors are that mine:net takes, (rows, tokens, N)"),
+        (["mine:net", "--dim", "16", "--relative"], "are for what is given positions; mine:net is given vectors alone"),
         (["mine:net", "--dim", "5"], "the subject does not run: RuntimeError"),
         (["mine:one", "--dim", "5"], "--dim is for a module; mine:one is a subject, which claims for itself"),
         (["mine:one", "--causal"], "--causal is for a module; mine:one is a subject"),

@@ -14,6 +14,7 @@ from posenc_check.checks.bounds import published_slopes
 from posenc_check.run import FINDING, NOT_APPLICABLE, PASSED, Result
 from tests.check.mutants import bounds, configuration, grids, phase
 from tests.check.mutants.phase import Turn, turn
+from tests.check.small import WRONG
 from tests.rows import first_of
 
 NUMBERS = (1, 2, 14, 15, 19, 20)
@@ -144,6 +145,9 @@ def test_a_finding_of_low_precision_names_what_was_lost_in_it(subject: Subject, 
     size, low, single = map(float, said.groups()[1:])
     eps = torch.finfo(getattr(torch, said[1].removeprefix("torch."))).eps
     assert (low, single) == pytest.approx((size * eps / 2, size * 2**-24), rel=0.05)  # two digits are printed
+    (finding, *_) = (found.finding for _, found in check(replace(WRONG, base=500.0), checks=[1]).findings)
+    assert finding is not None
+    assert "compute it in float32" not in finding.came  # positions by index are no loss of precision
 
 
 @pytest.mark.parametrize(

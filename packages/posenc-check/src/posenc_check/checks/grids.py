@@ -11,7 +11,7 @@ from posenc_check.captured import NO_SCORES, of_one_token, scores_of
 from posenc_check.checks.cache import cached_equals_at_once
 from posenc_check.checks.rotations import first_axis, row_of
 from posenc_check.outcome import Outcome, Outcomes, all_finite, largest, near
-from posenc_check.subjects import Batch, Subject, applies, require
+from posenc_check.subjects import Batch, Layer, Subject, applies, must_show, require
 from posenc_check.trial import Case, Check, Plan, Trial
 
 
@@ -42,7 +42,7 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
             exchanged = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
             same = same and near(came[:, turned], exchanged, tolerance).ok
         unseen += [name] * same
-    require(unseen != ["rows", "columns"], "give it a `jitter`, for its outputs do not go by positions")
+    must_show(subject, unseen != ["rows", "columns"], "its outputs do not go by positions")
     if unseen:
         return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
     other = f"something else for {height}x{width} than for {width}x{height}"
@@ -56,7 +56,7 @@ def scores_go_by_offsets(subject: Subject, batch: Batch) -> Outcomes:
     scores, width = found[0][0, :, subject.registers :, subject.registers :], batch.grid[1]
     scores = scores - scores.diagonal(dim1=-2, dim2=-1)[..., None]
     tolerance = 32 * subject.eps(torch.float32, subject.dtype) * largest(scores)  # biases are often of float32
-    require(tolerance, "give it a `jitter`, for all tokens give as much to all as to themselves")
+    must_show(subject, tolerance, "all tokens give as much to all as to themselves")
     first: dict[tuple[int, int], tuple[int, int]] = {}
     for q, k in product(range(scores.size(-1)), repeat=2):
         p, r = first.setdefault((k // width - q // width, k % width - q % width), (q, k))
@@ -75,7 +75,7 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
     for axis in range(subject.axes):
         flat = [[[*p[:axis], 0, *p[axis + 1 :]] for p in row]]
         seen.append(not alike(subject, came, subject.run(made, replace(batch, positions=flat))))
-    require(any(seen), "give it a `jitter`, for its outputs do not go by positions")
+    must_show(subject, any(seen), "its outputs do not go by positions")
     unseen = [axis for axis, found in enumerate(seen) if not found]
     return Outcome(not unseen, "other outputs without any of the axes", f"the same without axes {unseen}")
 
@@ -121,7 +121,7 @@ def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
 def _rasters(plan: Plan, relative: bool = False) -> Iterator[Case]:
     """One row of patches behind the registers, if there are any; only the shape of the grid is given."""
     subject = plan.subject
-    applies(subject.takes("grid") or not relative, "call takes no grid")
+    applies(isinstance(subject, Layer) and (subject.takes("grid") or not relative), "call takes no grid")
     require(subject.takes("grid"), "let call take `grid`, (height, width), if it takes images")
     require(subject.relative or not relative, RELATIVE)
     pair = next((pair for pair in (SHAPES, SMALL) if all(map(subject.fits, pair))), None)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc_check.calls import gradient_tolerances, gradients_of, parameters_of, weighted, with_leaves
 from posenc_check.outcome import Outcome, Outcomes, near
-from posenc_check.subjects import Batch, Subject, applies, require
+from posenc_check.subjects import Batch, Subject, applies, must_show, require
 from posenc_check.trial import Case, Check, Plan, Trial, padded, two_documents
 
 STEPS = (1.0, 0.125, 8.0)  # a kink of the function within one step does not affect all of them
@@ -51,7 +51,7 @@ def gradients_are_derivatives(subject: Subject, batch: Batch, other: Mapping[str
         seen |= any(max(abs(slope), abs(measured)) > 2 * tolerance for measured, tolerance in tries)
         measured, tolerance = min(tries, key=lambda pair: abs(pair[0] - slope) - pair[1])
         yield f"the slope along {name}", near(torch.tensor([measured]), torch.tensor([slope]), tolerance)
-    require(seen, "give it a `jitter`, for no gradient is above the rounding")
+    must_show(subject, seen, "no gradient is above the rounding")
 
 
 class _Line:
