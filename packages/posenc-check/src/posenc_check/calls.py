@@ -89,13 +89,6 @@ def gradient_tolerances(subject: Subject, batch: Batch, highest: int) -> dict[st
     """How far two equal gradients may be apart, by name, as `Plan.tolerance` says it for outputs."""
     single = replace(subject, dtype=torch.float32 if subject.dtype == torch.float64 else subject.dtype)
     exact, rounded = (gradients_of(one, one.make(), batch)[1] for one in (subject, single))
-    return tolerances_of(subject, exact, rounded, highest)
-
-
-def tolerances_of(
-    subject: Subject, exact: dict[str, Tensor], rounded: dict[str, Tensor], highest: int
-) -> dict[str, float]:
-    """The same, from gradients and those of float32."""
     sizes = {name: float(g.abs().max()) if g.numel() else 0.0 for name, g in exact.items()}
     # A gradient that is zero in theory, such as that of the bias of all keys, is the rounding of the others.
     least = max(256 * torch.finfo(subject.dtype).eps, 8 * subject.eps() if subject.computes_in else 0.0)

@@ -1,6 +1,7 @@
 """Resolves the target of the command line, such as ``module:name`` or ``path/to/file.py:name``, to subjects."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -50,6 +51,8 @@ def _of_pretrained(target: str, dim: int | None, claims: dict[str, Any]) -> dict
     found = pretrained(target.removeprefix(PRETRAINED))
     build = build_pretrained if found.takes_implementation else build_eager
     subject = _of_transformers(target, build, dim, {"options": found.options, **found.claims, **claims})
+    if "relative" not in claims and not subject.can("positions"):  # a claim of its configuration, which none could try
+        subject = replace(subject, relative=None)
     return {target if found.has_weights else f"{target} (random weights: it has none)": subject}
 
 

@@ -72,6 +72,14 @@ def test_tables_claim_where_they_end(tmp_path: Path) -> None:
     assert (subject.relative, subject.max_positions) == (False, 20)
 
 
+def test_what_takes_no_positions_does_not_claim_that_moving_them_changes_nothing(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 32, "n_layer": 1, "n_head": 4, "vocab_size": 64, "pad_token_id": 63}
+    transformers.BloomConfig(**sizes).save_pretrained(tmp_path)
+    assert not only(f"hf:{tmp_path}")[1].can("positions")
+    assert only(f"hf:{tmp_path}")[1].relative is None
+    assert only(f"hf:{tmp_path}", relative=True)[1].relative is True
+
+
 def config_in(folder: Path, **given: Any) -> str:
     (folder / "config.json").write_text(json.dumps(given))
     return f"hf:{folder}"
