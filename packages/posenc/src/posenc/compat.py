@@ -38,7 +38,9 @@ def is_undisturbed() -> bool:
     """Whether operations run at once and as written: nothing compiles, traces, transforms or replaces them. A default
     device, which PyTorch implements as a mode, replaces nothing that is given a device."""
     return (
-        not (torch.compiler.is_compiling() or is_forward_mode() or is_transformed())
+        not torch.compiler.is_compiling()
+        and forward_ad._current_level < 0
+        and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and (
             torch._C._len_torch_function_stack() == 0
@@ -51,10 +53,12 @@ def is_undisturbed() -> bool:
 def is_bare(tensors: Iterable[Tensor]) -> bool:
     """Whether code that reads the memory of these tensors may be called without an operator of PyTorch's: nothing needs
     to see one, and no tensor is of another class or has flags that the dispatcher would resolve."""
-    return is_undisturbed() and all(
-        type(x) in PLAIN and not (x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x))
-        for x in tensors
-    )
+    if not is_undisturbed():
+        return False
+    for x in tensors:  # a loop, since this is asked in every call
+        if type(x) not in PLAIN or x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x):
+            return False
+    return True
 
 
 def is_direct(tensors: Iterable[Tensor]) -> bool:

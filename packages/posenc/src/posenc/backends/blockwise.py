@@ -689,7 +689,8 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
     The returned function calls ``forward`` directly unless something compiles, traces, transforms or profiles the
     operator, or a tensor is not plain memory (`compat.is_direct`): PyTorch's dispatch of a custom operator takes as
     long as attention over 64 tokens (docs/decisions/006-plan-per-pass.md). ``prepared`` may have a ``forward`` and a
-    ``backward`` that do the same as these two for the same arguments, faster.
+    ``backward`` that do the same as these two for the same arguments, faster, and ``has_plain_memory`` if the tensors
+    that are given with it have.
     """
     op = torch.library.custom_op(name, forward, mutates_args=())
     op_backward = torch.library.custom_op(f"{name}_backward", backward, mutates_args=())
@@ -753,10 +754,10 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
     def run(
         query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor], *rest: Any, prepared: Any = None
     ) -> Any:
-        tensors = (query, key, value, *given)
-        if not compat.is_direct(tensors):
+        is_known = prepared is not None and prepared.has_plain_memory  # of what is given with it
+        if not compat.is_direct((query, key, value) if is_known else (query, key, value, *given)):
             return op(query, key, value, given, *rest)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, *given)):
             return direct.apply(prepared, rest, query, key, value, *given)
         return (forward if prepared is None else prepared.forward)(query, key, value, given, *rest)
 

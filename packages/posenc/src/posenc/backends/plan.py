@@ -45,10 +45,10 @@ def bound(request: Request) -> Encoding | None:
     It belongs to a scheme of this package that reads only constants and its own parameters, which its terms read in
     each call, and that is called without hooks. Attributes and parameters are compared in every call.
     """
-    if not compat.is_undisturbed():
-        return None
     scheme, query, key = request.encoding, request.query, request.key
-    if isinstance(scheme, Encoding) or request.query_positions is not None or request.key_positions is not None:
+    if isinstance(scheme, Encoding) or not compat.is_undisturbed():
+        return None
+    if request.query_positions is not None or request.key_positions is not None:
         return None
     if not {type(query), type(key)}.issubset(compat.PLAIN) or {query.dtype, key.dtype} - DTYPES:
         return None
@@ -197,6 +197,13 @@ def made(request: Request, backend: str, key: Key) -> tuple[Encoding, Call, Plan
     return encoding, call, plan
 
 
+def check(request: Request, backend: str) -> None:
+    """Raises the errors of `attention`, and makes the plan of the call."""
+    plan, key = planned(request, backend)
+    if plan is None:
+        made(request, backend, key)
+
+
 def signature_of(request: Request, backend: str) -> Hashable:
     """All that a plan depends on besides its encoding. None if no plan may be kept: without an encoding to keep it with
     or if its terms may read what nobody counts, for tensors of other classes, and where operations are traced."""
@@ -207,17 +214,21 @@ def signature_of(request: Request, backend: str) -> Hashable:
     if learns is None or request.query_positions is not None or request.key_positions is not None:
         return None
     tensors = [query, request.key, request.value, request.attn_mask, request.sinks, request.key_norms]
-    tensors += [*encoding.query_features.values(), *encoding.key_features.values()]
+    of_query, of_key = encoding.query_features, encoding.key_features
+    if of_query or of_key:
+        tensors += [*of_query.values(), *of_key.values()]
     ends = window if type(window) is tuple else (window,)
-    options = (request.is_causal, request.dropout_p, request.scale, request.enable_gqa, request.return_lse, *ends)
-    options += (request.skip_below, backend, request.align)
+    options = (
+        *(request.is_causal, request.dropout_p, request.scale, request.enable_gqa, request.return_lse),
+        *(request.skip_below, backend, request.align, *ends),
+    )
     kinds = tuple(map(type, options))  # since True == 1 == 1.0
     if not OPTIONS.issuperset(kinds) or not TENSORS.issuperset(map(type, tensors)) or query is None:
         return None
     autocast = torch.get_autocast_dtype(query.device.type) if is_autocast(query) else None
     return (
-        tuple(x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in tensors),
-        (*encoding.query_features, None, *encoding.key_features),
+        *[x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in tensors],
+        (*of_query, None, *of_key) if of_query or of_key else None,
         options,
         kinds,
         learns,

@@ -559,6 +559,7 @@ class Prepared:
     def __init__(self, dtype: torch.dtype, given: Sequence[Tensor], *rest: Any) -> None:
         self.dtype, self.given, self.rest = dtype, given, rest  # the dtype of query, key and value
         self.learned = rest[1].split()
+        self.has_plain_memory = compat.is_bare(given)
         self.strides: tuple[tuple[int, ...], ...] | None = None  # of the first call; (): it had to be padded
         self.free: tuple[list[_Kernel], list[_Kernel]] = [], []  # for forward and backward
 
