@@ -187,7 +187,7 @@ $(VENV)/.docs: $(PROJECTS)
 	$(call install,posenc posenc-lab[docs] posenc-check)
 
 $(VENV)/.dev: $(PROJECTS)
-	$(call install,posenc[dev] posenc-lab[images$(comma)extend$(comma)docs] posenc-check)
+	$(call install,posenc[dev] posenc-lab[extend$(comma)docs] posenc-check)
 	@touch $(addprefix $(VENV)/.,lab extend explore docs)
 
 # The pins are those of the newest torch; it pins sympy itself.

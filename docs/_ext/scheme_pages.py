@@ -180,10 +180,11 @@ def _price(entry: Entry) -> str:
 
 def _compared(entry: Entry) -> str:
     """The command that trains it beside others."""
-    if entry.axes == "three":
-        return "`posenc compare` has no task with three coordinates, so nothing was measured."
-    beside = "--task digits --schemes axial_rope" if entry.axes == "two" else "--schemes rope"
-    return f"Train it beside others by `posenc compare {beside},{entry.name} --seeds 0,1,2` ([how](../compare.md))."
+    if entry.axes in ("two", "three"):
+        return "`posenc compare` has no task with several coordinates, so nothing was measured."
+    return (
+        f"Train it beside others by `posenc compare --schemes rope,{entry.name} --seeds 0,1,2` ([how](../compare.md))."
+    )
 
 
 def _study(entry: Entry) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posenc_lab.compare.task import Answers
-from posenc_lab.compare.tasks import configured
+from posenc_lab.compare.config import CompareConfig
+from posenc_lab.compare.puzzle import Puzzle
 from posenc_lab.kit.configuration import fingerprint
 from study.run import CPU
 
@@ -70,7 +70,7 @@ def _kind(record: Mapping[str, Any]) -> str:
 
 def _anywhere(record: Mapping[str, Any]) -> str:
     """The fingerprint of its comparison, whatever device and versions it was measured with."""
-    identity = configured(record["configuration"]).identity(text_digest=record["text"]["digest"])
+    identity = CompareConfig.from_mapping(record["configuration"]).identity(text_digest=record["text"]["digest"])
     return fingerprint({name: value for name, value in identity.items() if name != "device"})
 
 
@@ -117,7 +117,7 @@ def _curve(record: Mapping[str, Any]) -> NDArray[np.float64]:
 
 
 def _is_solved(record: Mapping[str, Any]) -> bool:
-    return bool(np.mean(record["accuracy"]) >= Answers.solved)
+    return bool(np.mean(record["accuracy"]) >= Puzzle.solved)
 
 
 @dataclass(frozen=True)

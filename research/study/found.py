@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from posenc.schemes.catalog import catalog
 from posenc_lab.choose.evidence import claims
 from posenc_lab.compare.config import Rate
+from posenc_lab.compare.puzzle import Puzzle
 from posenc_lab.compare.results import check
 from posenc_lab.compare.summary import Estimate, Summary
-from posenc_lab.compare.tasks import from_toml
+from posenc_lab.compare.tasks import TASKS as COMPARED
+from posenc_lab.compare.tasks import from_toml, task_of
 from posenc_lab.compare.tuning import chosen
 from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.records import Record, read
@@ -22,9 +27,10 @@ from posenc_lab.kit.statistics import holm, verdict
 from study.claims import agrees
 from study.devices import once
 from study.packed import RECORDS, unpack
-from study.run import FOLDERS, GPU, OF_TWO_LAYERS, SCHEMES, Job, tuned
+from study.run import FOLDERS, GPU, OF_TWO_LAYERS, SCHEMES, TASKS, Job, tuned
 
 HERE = Path(__file__).parent
+PUBLISHED: Mapping[str, Any] = tomllib.loads((HERE / "published.toml").read_text())
 LENGTHS = (128, 1024)
 MEASURE = "sliding"
 LABELS = dict.fromkeys((SCHEMES["windows"], OF_TWO_LAYERS["windows"]), "RoPE in windows with NoPE")
@@ -50,18 +56,34 @@ def interval(value: Estimate | None) -> str:
     return f"{value.mean:+.3f} ({value.low:+.3f} to {value.high:+.3f})".replace("-", "−")
 
 
+@dataclass(frozen=True)
+class Finished(Puzzle):
+    """A puzzle that posenc compare had: what its records need to be read."""
+
+    lengths = "characters"
+    called: str  # type: ignore[misc]  # by instance
+    test_lengths: tuple[int, ...]
+
+    def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
+        raise NotImplementedError
+
+
+def puzzle_of(name: str) -> Puzzle:
+    """The puzzle of a name."""
+    if name in PUBLISHED["finished"]:
+        told = PUBLISHED["finished"][name]
+        return Finished(told["called"], tuple(told["test_lengths"]))
+    found = task_of(name)
+    assert isinstance(found, Puzzle)
+    return found
+
+
 def records(part: str) -> list[Record]:
     """Those of all schemes, in their order and from all devices; none where nothing was measured."""
     unpack()
     folders = (RECORDS / part / folder for folder in SCHEMES)
-    return [record for on_cpu in folders for out in (on_cpu, on_cpu / GPU) for record in read(out, check)]
-
-
-def images() -> Summary | None:
-    """The comparison on digits, beside the study; None where nothing was measured."""
-    unpack()
-    made = read(RECORDS / "digits" / "all", check)
-    return Summary(made) if made else None
+    checks = [] if part in TASKS and part not in COMPARED else [check]
+    return [record for on_cpu in folders for out in (on_cpu, on_cpu / GPU) for record in read(out, *checks)]
 
 
 @dataclass(frozen=True)
@@ -126,7 +148,7 @@ def text(name: str, seeds: int) -> Text:
 def summary(name: str, made: Sequence[Record]) -> Summary:
     """The records of a part without trials. ValueError for records of several comparisons, or of another plan than the
     one that is here, and for a training at another rate than was tuned."""
-    found = Summary(once(made))
+    found = Summary(once(made), puzzle_of(name) if name in TASKS else None)
     if found.left_out:
         raise ValueError(f"{name} must hold the records of one comparison, got {found.left_out} records of others")
     plan = digest_of((HERE / "plan.md").read_bytes())

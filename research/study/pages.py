@@ -22,7 +22,6 @@ from posenc_lab.choose.evidence import TEXTS as CLAIMED
 from posenc_lab.choose.evidence import claims
 from posenc_lab.compare.summary import Summary
 from posenc_lab.compare.task import listed
-from posenc_lab.kit.statistics import LEAST_SEEDS
 from study.claims import check
 from study.devices import Share, again, on_cpu, shares, twice
 from study.found import (
@@ -33,7 +32,6 @@ from study.found import (
     Text,
     contrasts,
     exploratory,
-    images,
     interval,
     label,
     records,
@@ -45,7 +43,7 @@ from study.found import (
 from study.pictures import png
 from study.puzzles import PUBLISHED, Task, order, task
 from study.run import SCHEMES, TASKS, TEXTS
-from study.shipped import FILE, repeated, shipped
+from study.shipped import FILE, shipped
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"
@@ -92,7 +90,7 @@ def main() -> None:
     }
     write_whole(CHOOSE / "claims.json", _claims(found).encode())
     claimed = [of for of in texts if of.name in CLAIMED and of.trained]
-    write_whole(CHOOSE / "study.json", _tables(claimed, images(), tasks).encode())
+    write_whole(CHOOSE / "study.json", _tables(claimed, tasks).encode())
     write_whole(FILE, shipped(texts, TITLES).encode())
     write_whole(DOCS / "study" / "plan.md", (HERE / "plan.md").read_bytes())
     for name in ("index", "tuning", "contrasts", "tasks"):
@@ -118,10 +116,10 @@ def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:
     return '{"claims": [\n' + ",\n".join(made) + "\n]}\n"
 
 
-def _tables(texts: Sequence[Text], images: Summary | None, tasks: Sequence[Task]) -> str:
-    """The file of what each text, the digits and the puzzles have shown, as `posenc_lab.choose` takes tables: a table
+def _tables(texts: Sequence[Text], tasks: Sequence[Task]) -> str:
+    """The file of what each text and the puzzles have shown, as `posenc_lab.choose` takes tables: a table
     in a line, and its rows."""
-    found = [_table(of, far) for of in texts for far in (False, True)] + ([_of_images(images)] if images else [])
+    found = [_table(of, far) for of in texts for far in (False, True)]
     found += [
         _of_puzzles(of) for kind in KINDS if (of := [each for each in tasks if each.name in kind and each.trained])
     ]
@@ -136,44 +134,6 @@ def counted(seeds: Sequence[int]) -> str:
     """How many seeds the schemes have, in words."""
     few, most = min(seeds), max(seeds)
     return "one seed" if most == 1 else f"{most} seeds" if few == most else f"{few} to {most} seeds"
-
-
-def _of_images(found: Summary) -> dict[str, Any]:
-    """The share of right answers at the trained grid and at larger ones, with positions as they are and fitted."""
-    trained = found.train_length
-    larger = [n for n in found.test_lengths if n > trained]
-    of = [("accuracy", trained), *((kind, n) for n in larger for kind in ("accuracy", "resized"))]
-    seeds = [len(found.measured(scheme)) for scheme in found.schemes]
-
-    def cell(scheme: str, kind: str, length: int) -> str:
-        value = found.bits(kind, scheme, length)
-        if value is None:
-            return "undefined" if found.undefined(scheme, length, kind) else "–"
-        return f"{value.mean:.3f} ± {(value.high - value.low) / 2:.3f}".replace("0.", ".")
-
-    return {
-        "name": "digits",
-        "question": "images",
-        "title": "Images larger than in training: digits",
-        "measured": (
-            f"Accuracy of small vision Transformers trained for {found.configuration['steps']} steps on digits of "
-            f"{trained} × {trained} patches, on the same images resized; {counted(seeds)}, not tuned. Fitted: "
-            "positions are interpolated to the training grid."
-        ),
-        "shows": "At another resolution, interpolating positions helps more than the choice of scheme.",
-        "heads": [
-            f"{n} (trained)" if n == trained else f"{n}, fitted" if kind == "resized" else str(n) for kind, n in of
-        ],
-        "rows": [
-            {"label": scheme, "schemes": [scheme], "figures": [cell(scheme, *each) for each in of]}
-            for scheme in found.schemes
-        ],
-        "better": "higher",
-        "source": "posenc",
-        "command": repeated(found),
-        "doc": "docs/choose.md",
-        "too_few": counted(seeds) if min(seeds) < LEAST_SEEDS else "",
-    }
 
 
 def _of_puzzles(tasks: Sequence[Task]) -> dict[str, Any]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +12,10 @@ from scipy.stats import rankdata
 
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.puzzle import Puzzle
-from posenc_lab.compare.tasks import complete, task_of
+from posenc_lab.compare.tasks import complete
 from posenc_lab.kit.statistics import wilson
-from study.found import HERE, Part, records, summary
+from study.found import PUBLISHED, Finished, Part, puzzle_of, records, summary
 
-PUBLISHED: Mapping[str, Any] = tomllib.loads((HERE / "published.toml").read_text())
 SOME = 0.05  # with fewer rows right, by every scheme, there is no order
 DRAWS = 2000  # of seeds, for the intervals of mean reciprocal ranks
 
@@ -28,9 +25,7 @@ class Task(Part):
 
     @property
     def puzzle(self) -> Puzzle:
-        found = task_of(self.name)
-        assert isinstance(found, Puzzle)
-        return found
+        return puzzle_of(self.name)
 
     @property
     def called(self) -> str:
@@ -45,7 +40,9 @@ class Task(Part):
     @property
     def lengths(self) -> tuple[int, ...]:
         """The trained length, then longer ones."""
-        return complete(CompareConfig(task=self.name, train_length=self.puzzle.defaults["train_length"])).test_lengths
+        if isinstance(puzzle := self.puzzle, Finished):
+            return puzzle.test_lengths
+        return complete(CompareConfig(task=self.name, train_length=puzzle.defaults["train_length"])).test_lengths
 
     def shares(self, scheme: str, length: int) -> tuple[float, ...]:
         """The share of right rows of each seed."""

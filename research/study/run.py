@@ -22,6 +22,7 @@ from posenc_lab.compare.compare import compare
 from posenc_lab.compare.config import CompareConfig, Rate
 from posenc_lab.compare.grid import finished
 from posenc_lab.compare.summary import Summary
+from posenc_lab.compare.tasks import TASKS as COMPARED
 from posenc_lab.compare.tasks import from_toml
 from posenc_lab.compare.tuning import chosen, trials
 from posenc_lab.executors.executor import cores
@@ -36,7 +37,7 @@ TEXTS = {"python": 10, "plays": 10, "larger": 5}
 """The seeds that each text is to have; the last is the first, trained longer."""
 
 TASKS = dict.fromkeys(("copy", "reverse", "sort", "addition", "recall", "index", "passkey", "parity"), 10)
-"""The same of each puzzle."""
+"""The same of each puzzle. All are measured; those that `posenc compare` still has can be measured anew."""
 
 SCHEMES = {
     "nope": "nope",
@@ -62,8 +63,8 @@ OF_TWO_LAYERS = {"windows": "rope@32~nope"}
 OF_TASKS = ("nope", "sinusoidal", "rope", "alibi", "t5", "fox", "pope", "windows")
 """Those that puzzles are tried with."""
 
-PLANNED = TEXTS | TASKS
-"""The seeds of each part."""
+PLANNED = TEXTS | {name: seeds for name, seeds in TASKS.items() if name in COMPARED}
+"""The seeds of each part that can be measured."""
 
 FOLDERS = dict.fromkeys(TEXTS, tuple(SCHEMES)) | dict.fromkeys(TASKS, OF_TASKS)
 """The folders of its schemes."""
@@ -117,7 +118,7 @@ def tuned(part: str, folder: str) -> Rate:
     job = Job(part if part in TASKS else "python", folder, ())
     made = read(job.out)
     rate, tried = chosen(job.scheme, made), sum(record["kind"] == "trial" for record in made)
-    wanted = len(trials(job.configuration(), learns=True))
+    wanted = len(trials(from_toml(HERE / ("tasks.toml" if part in TASKS else "python.toml")), learns=True))
     if rate is None or tried < wanted:
         raise ValueError(f"{folder} must be tuned on {job.part} first: it has had {tried} of {wanted} trials")
     return rate

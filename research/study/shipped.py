@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from posenc_lab.choose.evidence import TEXTS as CLAIMED
-from posenc_lab.compare import accuracy
-from posenc_lab.compare.summary import Summary
-from posenc_lab.compare.task import listed
 from posenc_lab.explore import data
 from posenc_lab.explore.records import summarised
 from posenc_lab.extend.settings import CROPPED
 from posenc_lab.extend.verdicts import LEAST_PIECES
 from study.devices import on_cpu
-from study.found import HERE, Part, Text, contrasts, images, label, signed
+from study.found import HERE, Part, Text, contrasts, label, signed
 from study.puzzles import task
-from study.run import TASKS
+from study.run import PLANNED, TASKS
 
 FILE = Path(data.__path__[0]) / "records.json"
 OF_TEXTS = {**CLAIMED, "larger": CLAIMED["python"]}
@@ -42,11 +39,9 @@ def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str
             size = re.search(r"[\d,]+ bytes", str(of.summary.records[-1]["text"]["about"]))
             source = f"{OF_TEXTS[of.name]}{f' ({size[0]})' if size else ''}"
             yield _one(titles[of.name], _summarised(of) | {"source": source}, verdicts(of))
-    for name, seeds in TASKS.items():
-        if (puzzle := task(name, seeds)).trained:
+    for name in (name for name in TASKS if name in PLANNED):
+        if (puzzle := task(name, TASKS[name])).trained:
             yield _one(f"Puzzle: {name}", _summarised(puzzle), f"Described, not tested: {puzzle.progress}.")
-    if found := images():
-        yield _one("Images: digits", summarised(found.records), unbeaten(found), repeated(found))
     few = f"Undecided: four pieces of text are too few for a verdict, which needs {LEAST_PIECES}."
     yield _one("SmolLM2-135M, extended", extension(tomllib.loads((HERE / "extend.toml").read_text())), few, EXTENDED)
 
@@ -102,25 +97,6 @@ def verdicts(of: Text) -> str:
             told.setdefault(pair, []).append(said)
     clauses = (f"{pair} is {' and '.join(said)}" for pair, said in told.items())
     return f"Tested, with Holm's correction: {'; '.join(clauses)}."
-
-
-def repeated(found: Summary) -> str:
-    """The command that makes the comparison on digits anew."""
-    seeds = ",".join(map(str, found.seeds(found.schemes[0])))
-    return f"posenc compare --task digits --schemes {','.join(found.schemes)} --seeds {seeds}"
-
-
-def unbeaten(found: Summary) -> str:
-    """Which schemes no other is shown to beat, at the trained length and at the longest, of answers that were not
-    tuned."""
-    task, trained = accuracy.answers(found), found.train_length
-    asked = [(kind, n) for kind in task.kinds for n in (trained, found.test_lengths[-1]) if n in found.lengths(kind)]
-    told = (
-        f"{task.where(kind, n, trained).lower()}, {listed(top)}"
-        for kind, n in asked
-        if (top := accuracy.highest(found, kind, n))
-    )
-    return f"Not tuned, so the order can be that of the learning rate. No scheme is shown to beat: {'; '.join(told)}."
 
 
 def rounded(value: Any) -> Any:

@@ -126,7 +126,6 @@ def test_the_page_of_puzzles_is_written_from_records(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pages, "FILE", tmp_path / "records.json")
     monkeypatch.setattr(pages, "TEXTS", {"python": 3, "plays": 3})
     monkeypatch.setattr(pages, "TASKS", dict.fromkeys(LENGTHS, 3))
-    monkeypatch.setattr(pages, "images", lambda: None)
     pages.main()
     page = (tmp_path / "study" / "tasks.md").read_text()
     assert "when all trainings of copy, reverse, sort and addition are complete." in page

@@ -54,9 +54,9 @@ def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
     task = task_of(config.task)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed + SCHEME_STREAM)
-        position = position_from(scheme, task.shape(config, scheme), config.layers)
+        position = position_from(scheme, task.shape(config), config.layers)
         torch.default_generator.manual_seed(seed)
-        return task.model(config, scheme, position)
+        return task.model(config, position)
 
 
 def resolved(config: CompareConfig) -> CompareConfig:
@@ -224,7 +224,7 @@ class _Lab:
         """Trains a scheme and makes the measurements that are not recorded yet."""
         config, progress = self.config, self.progress
         checkpoint = self._checkpoint(scheme, seed)
-        planned = self.task.plan(scheme, config.test_lengths, config.train_length)
+        planned = self.task.plan(config.test_lengths, config.train_length)
         untested = [(kind, length) for kind, length in planned if not self.records.has(kind, scheme, seed, length)]
         before = next((r for r in self.records if key(r)[:3] == ("training", scheme, seed)), None)
 

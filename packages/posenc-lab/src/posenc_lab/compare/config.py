@@ -44,7 +44,7 @@ class CompareConfig(Configuration):
     text: tuple[str, ...] = option(
         (), "files, folders or globs to train and test on (default: Python's standard library)", commas=False
     )
-    train_length: int = option(128, "training length in bytes (words; patches per side)", least=4)
+    train_length: int = option(128, "training length in bytes (characters of a puzzle)", least=4)
     test_lengths: tuple[int, ...] = option(
         (), "test lengths (default: the task's own; for text 1/2, 1, 2, 4, 8 x train length)", least=2
     )
@@ -60,7 +60,7 @@ class CompareConfig(Configuration):
         "input", "where position vectors are added: input or every_layer", choices=("input", "every_layer")
     )
     per_layer: bool = option(False, "do not share a learned scheme's parameters between layers")
-    batch_size: int = option(8, "windows (images, sequences) in a training batch")
+    batch_size: int = option(8, "windows or rows in a training batch")
     learning_rate: float = option(5e-3, "peak learning rate, unless --rates or --tune sets another", above=0)
     rates: tuple[str, ...] = option(
         (), "learning rates by scheme, with a multiplier for positional parameters: t5=0.005x30"
@@ -78,9 +78,7 @@ class CompareConfig(Configuration):
     warmup: float = option(0.1, "fraction of the steps used for warmup")
     weight_decay: float = option(0.1, "weight decay of matrices")
     clip: float = option(1.0, "maximum gradient norm", above=0)
-    windows: int = option(
-        32, "test windows, each of the longest test length (images, groups of sequences)", least=MIN_WINDOWS
-    )
+    windows: int = option(32, "test windows, each of the longest test length (rows of each length)", least=MIN_WINDOWS)
     timed: bool = option(True, "time training steps")
     plan: str = option("", "a file with the hypotheses and how they are decided; its hash is stored in every record")
     device: str = option("cpu", "where to train: cpu, cuda, cuda:1")

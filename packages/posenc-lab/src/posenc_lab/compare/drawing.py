@@ -28,7 +28,7 @@ ROW, GAP = 0.19, 0.08
 
 
 class Measured(Protocol):
-    """What lines are drawn of: their names, the tested lengths in tokens, the trained one, and what that is called."""
+    """What lines are drawn of: their names, the tested lengths in tokens, and the trained one."""
 
     @property
     def schemes(self) -> Sequence[str]: ...
@@ -36,8 +36,6 @@ class Measured(Protocol):
     def train_length(self) -> int: ...
     @property
     def test_lengths(self) -> Sequence[int]: ...
-    @property
-    def mark(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -157,15 +155,15 @@ def _tokens_axis(axes: Axes, summary: Measured, tokens: Sequence[float]) -> None
     # The approximate width of a tick's number, with a gap.
     kept = _spaced(axes, ticks, trained, lambda n: (0.085 * len(f"{n:,.0f}") + 0.06) / AXES[0])
     axes.xaxis.set_major_locator(FixedLocator(kept))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x, trained, summary.mark)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x, trained)))
     axes.xaxis.set_minor_locator(NullLocator())
     if low / pad <= trained <= high * pad:
         axes.axvline(trained, color=axes.spines["bottom"].get_edgecolor(), linewidth=1, linestyle=":", zorder=1)
 
 
-def _tick(tokens: float, trained: int, mark: str) -> str:
+def _tick(tokens: float, trained: int) -> str:
     if tokens == trained:
-        return f"{tokens:,.0f}\n1×\n{mark}"
+        return f"{tokens:,.0f}\n1×\ntraining length"
     words = multiple(tokens, trained)
     return f"{tokens:,.0f}\n{words}" if words and "." not in words else f"{tokens:,.0f}"
 

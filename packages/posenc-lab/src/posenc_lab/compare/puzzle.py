@@ -15,32 +15,28 @@ there are.
 import hashlib
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.models import Decoder
-from posenc.schedule import Schedule
-from posenc.scheme import Scheme
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.data import Bytes
-from posenc_lab.compare.task import ANSWERS, Answers, Kind, Loaded, OfRows, listed
+from posenc_lab.compare.task import Kind, Loaded, Measures, Task, Tick, listed
 from posenc_lab.kit.files import digest_of
 
-CHARACTERS = 128  # of ASCII
 ASKED = 128  # added to the characters of answers
 PARTS = ("testing", "tuning", *["training"] * 6)  # the use of each eighth of all rows
 TEST_STREAM = 2**31  # above all training seeds
 DRAWS = 20  # attempts per test row to find different ones
 
 
-class Puzzle(Answers):
-    """Rows of ASCII to be completed. Each puzzle defines its rows in ``pieces``."""
+class Puzzle(Task):
+    """Rows of ASCII to be completed. Each puzzle defines its rows in ``pieces``, and has the texts of its report."""
 
     defaults: ClassVar = {
         "schemes": ("nope", "learned", "sinusoidal", "rope", "alibi", "t5"),
@@ -53,39 +49,29 @@ class Puzzle(Answers):
         "windows": 256,
     }
     multiples: ClassVar[tuple[float, ...]] = (1, 1.25, 1.5, 2)
-    causal = True
     unit = "bits per character"
-    kinds: ClassVar = {
-        "accuracy": Kind(
-            "accuracy",
-            ANSWERS,
-            "Exact match at each length",
-            "Share of rows in which every character that is to be told is right, against their length. Bars: 95 % "
-            "intervals.",
-        )
-    }
-    units = "rows"
-    chance = 0.0  # within the precision of some hundred rows
+    characters = 128
+    kinds: ClassVar = {"accuracy": Kind("accuracy", {"length": int, "accuracy": list[float], "examples": int})}
+    score = "accuracy"
+    solved: ClassVar[float] = 0.95  # the mean accuracy from which a training has solved it
+    title: ClassVar[str]
+    axis: ClassVar[str]  # of lengths
+    how_to_read: ClassVar[tuple[str, ...]]
+    not_concluded: ClassVar[tuple[str, ...]]
     shortest: ClassVar[int] = 1  # in training
     least: ClassVar[int] = 4  # the shortest length of a configuration, at which some rows are for testing
-    most: ClassVar[int | None] = None  # the longest length, if there is one
 
     @abstractmethod
     def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
         """A random row: prompt and answer, alternating. All rows of a length have the same number of characters."""
 
     def check(self, config: CompareConfig) -> None:
-        """`ConfigError` for lengths that the puzzle does not have or that have too few rows."""
+        """`ConfigError` for lengths that have too few rows."""
         for name, lengths in (("train_length", (config.train_length,)), ("test_lengths", config.test_lengths)):
             config.require(name, min(lengths) >= self.least, f"at least {self.least} {self.lengths}")
-            fits = self.most is None or max(lengths) <= self.most
-            config.require(name, fits, f"at most {self.most} {self.lengths}")
 
     def tokens(self, config: CompareConfig) -> int:
         return self._width(config.train_length) - 1  # the last character is only predicted
-
-    def model(self, config: CompareConfig, scheme: str, position: Scheme | Schedule) -> nn.Module:
-        return Decoder(CHARACTERS, **self.sizes(config, position))
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """The mean cross-entropy over the characters of the answer."""
@@ -97,7 +83,7 @@ class Puzzle(Answers):
         """The characters of answers: rows have different numbers of them."""
         return int((batch >= ASKED).sum())
 
-    def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
+    def plan(self, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
         return [("accuracy", length) for length in lengths]
 
     def load(self, config: CompareConfig) -> Loaded:
@@ -163,12 +149,16 @@ def some_of(characters: str, count: int, rng: np.random.Generator, *, again: boo
     return "".join(characters[n] for n in rng.choice(len(characters), size=count, replace=again))
 
 
-class _Completed(OfRows):
-    """Tests one model; a row is a unit."""
+class _Completed(Measures):
+    """Measures the share of right rows: ``accuracy`` of each, 0 or 1, and ``examples``, one in each."""
 
-    def _right(self, kind: str, length: int) -> Tensor:
-        rows = self._rows(length)
-        return self._run(self._as_told, rows, rows.size(1) - 1)[:, None]
+    def __init__(self, model: nn.Module, tests: Mapping[int, Bytes], device: torch.device, tick: Tick) -> None:
+        super().__init__(model, tick)
+        self._tests, self._device = tests, device
+
+    def _measure(self, kind: str, length: int) -> dict[str, Any]:
+        rows = torch.from_numpy(self._tests[length].astype(np.int64)).to(self._device)
+        return {"accuracy": self._run(self._as_told, rows, rows.size(1) - 1).double().tolist(), "examples": 1}
 
     def _as_told(self, rows: Tensor) -> Tensor:
         """The rows in which the most likely character is right at every place of the answer."""

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 
 from posenc_lab.compare import accuracy, pictures, sentences, tables, trials
+from posenc_lab.compare.puzzle import Puzzle
 from posenc_lab.compare.summary import Record, Summary
-from posenc_lab.compare.task import Answers, Task, listed
+from posenc_lab.compare.task import Task, listed
 from posenc_lab.kit import page
 from posenc_lab.kit.report import Cell, Column, Items, Paragraph, Part, Report, Section, Table, Warn, as_printed
 
@@ -28,17 +29,17 @@ def html(records: Sequence[Record], images: page.Images) -> str:
 
 
 def figures(task: Task) -> dict[str, Callable[[Summary, bool], Figure]]:
-    return accuracy.figures(task) if isinstance(task, Answers) else pictures.FIGURES
+    return accuracy.FIGURES if isinstance(task, Puzzle) else pictures.FIGURES
 
 
 def content(summary: Summary) -> Report:
     """The contents of the page."""
-    right_or_wrong = isinstance(summary.task, Answers)
+    right_or_wrong = isinstance(summary.task, Puzzle)
     words = accuracy if right_or_wrong else sentences
     numbers = accuracy.numbers(summary) if right_or_wrong else tables.numbers(summary)
     return Report(
         title=f"posenc compare: {', '.join(summary.schemes)}",
-        heading=summary.task.title if isinstance(summary.task, Answers) else "Train short, test long",
+        heading=summary.task.title if isinstance(summary.task, Puzzle) else "Train short, test long",
         lead=[_lead(summary)],
         parts=[
             *_warnings(summary),
@@ -57,7 +58,7 @@ def _lead(summary: Summary) -> str:
     """A paragraph on the schemes, the lengths and the data."""
     task, lengths = summary.task, summary.test_lengths
     about = str(((summary.records[-1] if summary.records else {}).get("text") or {}).get("about", ""))
-    if isinstance(task, Answers):
+    if isinstance(task, Puzzle):
         tested = f" and tested at {lengths[0]:,} to {lengths[-1]:,}" if lengths else ""
         about = about.capitalize() if about.startswith("made") else about
         said = f" {about}." if about else ""
@@ -91,7 +92,7 @@ def terminal_table(records: Sequence[Record]) -> RichTable:
     """The main numbers of every scheme, for a terminal of 100 columns."""
     summary = Summary(records)
     notes = sentences.preface(summary)
-    table, legend = (_accuracies if isinstance(summary.task, Answers) else _all_bits)(summary)
+    table, legend = (_accuracies if isinstance(summary.task, Puzzle) else _all_bits)(summary)
     star = "*: no other scheme is shown to be better; " if summary.enough_seeds()[1:] else ""
     notes += [star + legend, *(f"{s} {words}." for s in summary.schemes if (words := summary.diverged(s)))]
     if missing := len(summary.lacking()):
@@ -119,20 +120,17 @@ def _all_bits(summary: Summary) -> tuple[Table, str]:
 
 
 def _accuracies(summary: Summary) -> tuple[Table, str]:
-    """The table of a task of right and wrong answers, and its legend."""
-    planned = {pair for scheme in summary.schemes for pair in summary.plan(scheme)}
-    lengths = {kind: sorted(n for k, n in planned if k == kind) for kind in summary.task.kinds}
-    kinds = [(kind, n) for kind, every in lengths.items() for n in _few(every, summary.train_length, 4)]
-    names = ("step", *(f"{kind.replace('distance', 'dist.')}\n{length:,} " for kind, length in kinds))
+    """The table of a puzzle, and its legend."""
+    lengths = _few(summary.test_lengths, summary.train_length)
     title = f"Share of right answers, trained at {summary.train_length:,} {summary.task.lengths}"
+    names = ("step", *(f"{length:,} " for length in lengths))
     table = Table(title, "", [Column("scheme", number=False), *map(Column, names)])
-    highest = {(kind, length): accuracy.highest(summary, kind, length) for kind, length in kinds}
     for scheme in summary.schemes:
         cells = []
-        for kind, length in kinds:
-            value = summary.bits(kind, scheme, length)
-            shown = f"{value.mean:.3f}" if value else "undef." if summary.undefined(scheme, length, kind) else "–"
-            cells.append(_cell(shown, scheme in highest[kind, length]))
+        for n in lengths:
+            value = summary.bits(accuracy.KIND, scheme, n)
+            shown = f"{value.mean:.3f}" if value else "undef." if summary.undefined(scheme, n, accuracy.KIND) else "–"
+            cells.append(_cell(shown, scheme in accuracy.highest(summary, n)))
         table.rows.append([scheme, summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–", *cells])
     return table, f"step: time ÷ {summary.timed_against}'s; undef.: no such positions."
 
@@ -151,9 +149,9 @@ def _bits(summary: Summary, scheme: str, length: int) -> str:
     return f"{value.mean:.2f}±" + (f"{half:.2f}".removeprefix("0") if half < 1 else f"{half:.1f}")
 
 
-def _few(lengths: Sequence[int], trained: int, most: int = 5) -> list[int]:
-    """At most ``most`` lengths: the shortest, the training length, and the longest ones."""
-    if len(lengths) <= most:
+def _few(lengths: Sequence[int], trained: int) -> list[int]:
+    """At most five lengths: the shortest, the training length, and the longest ones."""
+    if len(lengths) <= 5:
         return list(lengths)
     keep = {lengths[0], trained if trained in lengths else lengths[1]}
-    return sorted(keep | set(lengths[2 - most :]))
+    return sorted(keep | set(lengths[-3:]))

@@ -11,8 +11,7 @@ kind:
     windows, sliding, final_tokens, truncated
                     bits [per byte, one for each evaluation window], tokens (scored in each window)
     by_position     edges of the buckets, and for each bucket bits (the mean) and stderr
-    accuracy, resized, order, distance (of the tasks digits and classify, and of the puzzles)
-                    accuracy [share of right answers, one for each image, group of sequences or row], examples (in each)
+    accuracy        (of puzzles) accuracy [1 for each row that is right, else 0], examples (1)
     speed           relative_to, step_ratio (time of a training step over that scheme's, with low and high, the ends of
                     the interval that its median lies in), step_seconds
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posenc_lab.compare.task import listed
+from posenc_lab.compare.task import Task, listed
 from posenc_lab.compare.tasks import task_of
 from posenc_lab.kit.statistics import LEAST_SEEDS, Mean, holm, mean_of, verdict, wilson
 
@@ -50,10 +50,11 @@ class Estimate:
 class Summary:
     """The records of one comparison, by kind, scheme and length.
 
-    Of records of several comparisons, only those of the latest are used; ``left_out`` counts the others.
+    Of records of several comparisons, only those of the latest are used; ``left_out`` counts the others. ``task`` is by
+    default the one that their configuration names.
     """
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[Record], task: Task | None = None) -> None:
         given = list(records)
         latest = given[-1].get("fingerprint") if given else None
         self.records: list[Record] = [record for record in given if record.get("fingerprint") == latest]
@@ -74,15 +75,10 @@ class Summary:
         self.schemes = _unique([*(scheme for scheme, _ in self.trainings), *tried])
         self.train_length = int(self.configuration.get("train_length", 0))
         self.test_lengths = tuple(sorted(self.configuration.get("test_lengths", ()))) or self.lengths("windows")
-        self.task = task_of(str(self.configuration.get("task", "text")))
+        self.task = task or task_of(str(self.configuration.get("task", "text")))
         # Caches, since figures, tables and sentences need the same numbers many times.
         self._differences: dict[tuple[Any, ...], Estimate | None] = {}
         self._best: dict[tuple[str, int], tuple[str, ...]] = {}
-
-    @property
-    def mark(self) -> str:
-        """What the training length is called."""
-        return self.task.trained
 
     @property
     def reference(self) -> str:
@@ -235,7 +231,7 @@ class Summary:
         for scheme, seed in self.trainings:
             parts = [called for kind, called in once.items() if not self.get(kind, scheme, seed)]
             expected: dict[str, list[int]] = {}
-            for kind, length in self.plan(scheme):
+            for kind, length in self.plan():
                 expected.setdefault(kind, []).append(length)
             for kind, lengths in expected.items():
                 gone = [f"{length:,}" for length in lengths if not self.get(kind, scheme, seed, length)]
@@ -249,9 +245,9 @@ class Summary:
         """The trainings, by scheme and seed, that miss no measurement."""
         return set(self.trainings) - set(self.lacking())
 
-    def plan(self, scheme: str) -> list[tuple[str, int]]:
-        """The planned measurements of a training."""
-        return self.task.plan(scheme, self.test_lengths, self.train_length) if self.test_lengths else []
+    def plan(self) -> list[tuple[str, int]]:
+        """The planned measurements of each training."""
+        return self.task.plan(self.test_lengths, self.train_length) if self.test_lengths else []
 
     def missing(self) -> list[str]:
         """The missing measurements in words, one line for the schemes and seeds that miss the same."""

@@ -12,8 +12,8 @@ from posenc_lab.compare import results as compared
 from posenc_lab.compare import summary as comparison
 from posenc_lab.compare.accuracy import ACCURACY
 from posenc_lab.compare.drawing import BITS
+from posenc_lab.compare.puzzle import Puzzle
 from posenc_lab.compare.tables import KIND
-from posenc_lab.compare.task import Answers
 from posenc_lab.compare.tasks import TASKS, task_of
 from posenc_lab.extend import results as extended
 from posenc_lab.extend import summary as extension
@@ -60,7 +60,7 @@ def measures() -> dict[str, Any]:
 
 def _measures(name: str) -> dict[str, Any]:
     task = task_of(name)
-    answers = isinstance(task, Answers)
+    answers = isinstance(task, Puzzle)
     by_length = {kind: each.called for kind, each in task.kinds.items() if "edges" not in each.result}
     return {
         "unit": ACCURACY if answers else task.unit,

@@ -32,8 +32,6 @@ class Summary:
         return tuple(sorted({r["length"] for r in self.records if r["kind"] in kinds and r["scheme"] != CROPPED}))
 
     # What lines are drawn of.
-    mark = "trained"
-
     @property
     def schemes(self) -> tuple[str, ...]:
         return self.scalings

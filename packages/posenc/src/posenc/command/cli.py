@@ -31,7 +31,6 @@ _PACKAGES = {
 """The package of each subcommand that is not the library's own."""
 
 _EXTRAS = {
-    "sklearn": "posenc-lab[images]",
     **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "posenc-lab[explore]"),
     **dict.fromkeys(("fsspec", "ray", "submitit"), "posenc-lab[grid]"),
     **dict.fromkeys(("pyarrow", "tensorboard", "trackio", "wandb"), "posenc-lab[export]"),

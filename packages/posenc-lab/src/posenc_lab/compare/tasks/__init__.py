@@ -46,8 +46,8 @@ def complete(config: CompareConfig) -> CompareConfig:
 def configured(values: Mapping[str, Any]) -> CompareConfig:
     """A configuration from names and values, with the task's defaults for the others.
 
-    >>> configured({"task": "digits"}).test_lengths
-    (6, 8, 12, 16)
+    >>> configured({"task": "copy"}).test_lengths
+    (20, 25, 30, 40)
     """
     task = CompareConfig.from_mapping({"task": values["task"]} if "task" in values else {}).task
     return complete(CompareConfig.from_mapping({**task_of(task).defaults, **values}))

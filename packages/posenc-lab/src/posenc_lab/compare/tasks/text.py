@@ -6,9 +6,6 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor, nn
 
-from posenc.models import Decoder
-from posenc.schedule import Schedule
-from posenc.scheme import Scheme
 from posenc_lab.compare import data
 from posenc_lab.compare.config import MIN_WINDOWS, CompareConfig
 from posenc_lab.compare.evaluate import Evaluator, plan, tokens_to_score
@@ -29,7 +26,6 @@ class Text(Task):
     called = "plain text"
     lengths = "bytes"
     unit = "bits per byte"
-    causal = True
     kinds: ClassVar = {
         "windows": Kind("separate windows", BITS),
         "sliding": Kind("sliding windows", BITS),
@@ -39,16 +35,13 @@ class Text(Task):
     }
     score = "bits"
 
-    def model(self, config: CompareConfig, scheme: str, position: Scheme | Schedule) -> nn.Module:
-        return Decoder(256, **self.sizes(config, position))
-
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         return loss_of(model, batch)
 
     def tuning_lengths(self, config: CompareConfig) -> tuple[int, ...]:
         return config.train_length, config.test_lengths[-1]
 
-    def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
+    def plan(self, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
         return plan(lengths, train_length)
 
     def load(self, config: CompareConfig) -> Loaded:
