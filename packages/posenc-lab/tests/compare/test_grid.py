@@ -11,10 +11,9 @@ from posenc.command.cli import main
 from posenc.command.progress import Progress
 from posenc_lab.compare import grid_report
 from posenc_lab.compare.compare import compare
-from posenc_lab.compare.grid import BUSY, Cell, Grid, described, finished, grid_of, run_cell, run_grid
+from posenc_lab.compare.grid import BUSY, Grid, described, finished, grid_of, run_cell, run_grid
 from posenc_lab.executors import choice
 from posenc_lab.executors.executor import Ended, Job, Run
-from posenc_lab.kit import storage
 from posenc_lab.kit.records import Records
 from tests.compare.small import small_config, untimed, write_text
 
@@ -40,7 +39,7 @@ def file_of(folder: Path, varied: dict[str, Any] | str, **shared: Any) -> Path:
 
 def small_grid(folder: Path, text: str, **varied: Any) -> Grid:
     shared = {name: value for name, value in {**SMALL, "text": [text]}.items() if name not in varied}
-    return grid_of(file_of(folder, varied, **shared), str(folder / "out"))
+    return grid_of(file_of(folder, varied, **shared), folder / "out")
 
 
 def here(run: Run[Job], jobs: Sequence[Job]) -> Ended[Job]:
@@ -80,7 +79,7 @@ REFUSED = {
 def test_a_wrong_grid_is_refused(message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = file_of(tmp_path, REFUSED[message], dim=32)
     with pytest.raises(ValueError, match=message):
-        grid_of(path, "out")
+        grid_of(path, Path("out"))
     assert main(["compare", "--grid", str(path)]) == 2
     assert capsys.readouterr().err.endswith("(see posenc compare --help)\n")
 
@@ -90,7 +89,6 @@ def test_a_wrong_grid_is_refused(message: str, tmp_path: Path, capsys: pytest.Ca
     [
         (["--on", "ray"], "--on must be given with --grid, got 'ray' without"),
         (["--processes", "2"], "--processes must be given with --grid, got 2 without"),
-        (["--out", "s3://a/b"], "--out must be a folder, unless --grid is given, got 's3://a/b'"),
         (["--grid", "none.toml"], "--grid must be a file that can be read, got none.toml: No such file or directory"),
         (["--grid", "grid.toml", "--processes", "0"], "--processes must be at least 1, got 0"),
         (["--grid", "grid.toml", "--on", "sge"], "on must be local, slurm, ray or ray://HOST:PORT, got 'sge'"),
@@ -149,28 +147,6 @@ def test_a_cell_that_another_process_runs_is_left_to_it(tmp_path: Path, text: st
     assert cell.records() == []
 
 
-def test_records_at_an_address_are_whole(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cell runs in the user's cache, and its records are put there once it is finished; not a second time."""
-    pytest.importorskip("fsspec")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    grid = small_grid(tmp_path, text, schemes=["nope"])
-    cell = Cell(grid.cells[0].config, "memory://grid/")
-    remote = Grid((cell,), ("schemes",), {})
-    assert cell.records() == []
-    put = storage.put_once
-    with monkeypatch.context() as patched:
-        patched.setattr(storage, "put_once", lambda address, data: (_ for _ in ()).throw(OSError("no network")))
-        with pytest.raises(OSError, match="no network"):
-            run_cell(cell)
-    kept = (cell.folder / "records.jsonl").read_bytes()
-    assert cell.records() == []
-    assert storage.put_once is put
-    assert run_grid(remote, here, Progress()) == {}
-    assert storage.get(f"{cell.place}/records.jsonl") == kept  # nothing was measured a second time
-    assert finished(cell.config, cell.records())
-    assert not cell.folder.exists()
-
-
 def test_other_grids_are_a_table(measured: tuple[Path, Grid], tmp_path: Path) -> None:
     folder, _ = measured
     grid = small_grid(folder, str(folder / "text.txt"), steps=[6, 12], schemes=["nope", "alibi"], seeds=[0, 1])
@@ -189,8 +165,8 @@ def test_other_grids_are_a_table(measured: tuple[Path, Grid], tmp_path: Path) ->
     ]
     (sliding,) = (r for r in found[twelve] if (r["kind"], r.get("length")) == ("sliding", 16))
     assert rows[2][4].startswith(f"{sum(sliding['bits']) / len(sliding['bits']):.3f} ± ")
-    path = grid_report.write(grid, found, str(tmp_path))
-    assert "4 of 8 cells have no records yet." in Path(path).read_text()
+    path = grid_report.write(grid, found, tmp_path)
+    assert "4 of 8 cells have no records yet." in path.read_text()
 
 
 def test_the_command_runs_a_grid_and_reports_it(

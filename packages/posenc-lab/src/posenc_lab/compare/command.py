@@ -9,7 +9,6 @@ from posenc.command.options import failed, refused, words
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.tasks import TASKS, configured, from_toml
 from posenc_lab.kit.command import add_options, given, reported, stdout
-from posenc_lab.kit.storage import is_address
 
 if TYPE_CHECKING:
     from posenc_lab.compare.grid import Grid
@@ -28,8 +27,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.set_defaults(run=run)
     parser.add_argument(
         "--out",
-        default="runs/compare",
-        help="folder of results; of a grid also an address: s3://… (default: %(default)s)",
+        type=Path,
+        default=Path("runs/compare"),
+        help="folder of results (default: %(default)s)",
     )
     files = parser.add_mutually_exclusive_group()
     files.add_argument(
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     return reported(
         lambda progress: compare(config, arguments.out, progress),
-        Path(arguments.out),
+        arguments.out,
         check_record,
         report.write,
         lambda records, console: console.print(report.terminal_table(records)),
@@ -88,8 +88,6 @@ def _require_no_grid(arguments: argparse.Namespace) -> None:
     for name in ("on", "processes"):
         if (value := getattr(arguments, name)) is not None:
             raise ValueError(f"--{name} must be given with --grid, got {value!r} without")
-    if is_address(arguments.out):
-        raise ValueError(f"--out must be a folder, unless --grid is given, got {arguments.out!r}")
 
 
 def _run_grid(arguments: argparse.Namespace) -> int:
@@ -106,14 +104,13 @@ def _run_grid(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--grid must be a file that can be read, got {words(error)}") from None
         for cell in grid.cells:
             check(cell.config)
-        logs = Path("runs/slurm" if is_address(arguments.out) else Path(arguments.out) / "slurm")
-        runs = executor(arguments.on or "local", arguments.processes, logs, grid.clusters)
+        runs = executor(arguments.on or "local", arguments.processes, arguments.out / "slurm", grid.clusters)
     except ValueError as error:
         return refused(error, "compare")
     return _reported_grid(grid, runs, arguments.out)
 
 
-def _reported_grid(grid: "Grid", runs: "Executor", out: str) -> int:
+def _reported_grid(grid: "Grid", runs: "Executor", out: Path) -> int:
     """Runs a grid and reports what there is, also if it was stopped."""
 
     from posenc.command.progress import for_stream

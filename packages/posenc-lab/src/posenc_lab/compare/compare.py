@@ -21,7 +21,6 @@ from posenc_lab.compare import results
 from posenc_lab.compare.checkpoint import Reached
 from posenc_lab.compare.config import CompareConfig, Rate
 from posenc_lab.compare.folder import CHECKPOINTS, VERSIONS, check_folder, clear, made_names, name_of
-from posenc_lab.compare.graphs import replayed
 from posenc_lab.compare.job import Build, Training, follow
 from posenc_lab.compare.layers import position_from
 from posenc_lab.compare.task import Loaded, Task, listed
@@ -321,9 +320,7 @@ class _Lab:
         names = tuple(dict.fromkeys((PLAIN, scheme)))
         models = {name: self.build(self.config, name, seed).to(self.device) for name in names}
         steps = {
-            name: partial(
-                step_of, replayed(model), optimizer_for(model, self.config), tokens, self.config, self.task.loss
-            )
+            name: partial(step_of, model, optimizer_for(model, self.config), tokens, self.config, self.task.loss)
             for name, model in models.items()
         }
         clock = clock_of(self.device)

@@ -5,8 +5,6 @@ folder holds is not repeated. The folder is locked while a cell runs, so two run
 """
 
 import math
-import os
-import shutil
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -24,10 +22,9 @@ from posenc_lab.compare.summary import Summary
 from posenc_lab.compare.tasks import configured
 from posenc_lab.compare.tuning import trials
 from posenc_lab.executors.executor import Executor
-from posenc_lab.kit import saved, storage
+from posenc_lab.kit import saved
 from posenc_lab.kit.configuration import ConfigError, fingerprint
-from posenc_lab.kit.files import digest_of
-from posenc_lab.kit.records import FILE, InUseError, Record, read
+from posenc_lab.kit.records import InUseError, Record, read
 
 TABLE = "grid"  # of a grid's file: the options that vary
 CLUSTERS = ("slurm", "ray")  # its other tables
@@ -38,10 +35,10 @@ BUSY = "another process is running it"
 
 @dataclass(frozen=True)
 class Cell:
-    """One comparison of a grid whose results are in ``out``: a path, or an address of fsspec."""
+    """One comparison of a grid whose results are in ``out``."""
 
     config: CompareConfig
-    out: str
+    out: Path
 
     @property
     def name(self) -> str:
@@ -49,20 +46,11 @@ class Cell:
 
     @property
     def folder(self) -> Path:
-        """Where it is run. For an address that is a folder of this machine, until the cell is finished."""
-        if not storage.is_address(self.out):
-            return Path(self.place)
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return cache / "posenc" / CELLS / digest_of(self.out.encode()) / self.name
-
-    @property
-    def place(self) -> str:
-        """Where its records are, once it is finished: a folder or an address."""
-        return f"{self.out.rstrip('/')}/{CELLS}/{self.name}"
+        return self.out / CELLS / self.name
 
     def records(self) -> list[Record]:
         """Its complete records. ValueError, naming the line, for a damaged file."""
-        return read(self.place, check)
+        return read(self.folder, check)
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,7 @@ class Grid:
     clusters: Mapping[str, Mapping[str, Any]]
 
 
-def grid_of(path: str | Path, out: str, **overrides: Any) -> Grid:
+def grid_of(path: str | Path, out: Path, **overrides: Any) -> Grid:
     """The grid of a TOML file, with ``overrides`` of the options that all cells share.
 
     The file's table ``grid`` has a list of values for each option that varies; each combination is a cell, and the
@@ -126,12 +114,7 @@ def finished(config: CompareConfig, records: Iterable[Record]) -> bool:
 def run_cell(cell: Cell) -> str:
     """Runs what of a cell is not measured yet. Returns "", or `BUSY` if another process is running it."""
     try:
-        if not storage.is_address(cell.out):
-            compare(cell.config, cell.folder)
-        elif storage.get(there := f"{cell.place}/{FILE}") is None:
-            compare(cell.config, cell.folder)
-            storage.put_once(there, (cell.folder / FILE).read_bytes())
-            shutil.rmtree(cell.folder)
+        compare(cell.config, cell.folder)
     except InUseError:
         return BUSY
     return ""

@@ -1,6 +1,5 @@
 """Reports a grid: as one comparison if its cells differ in schemes and seeds alone, otherwise as a table."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,21 +8,21 @@ from rich.table import Table as RichTable
 from posenc_lab.compare import report, tables
 from posenc_lab.compare.grid import Cell, Grid, value_of
 from posenc_lab.compare.summary import Summary
-from posenc_lab.kit import page, storage
+from posenc_lab.kit import page
 from posenc_lab.kit.records import Record
 from posenc_lab.kit.report import Column, Report, Row, Table, Warn, as_printed
 
 Found = Mapping[Cell, Sequence[Record]]
 
 
-def write(grid: Grid, found: Found, out: str) -> str:
-    """Writes the report of these records into ``out``, a folder or an address; returns where it is."""
-    if not storage.is_address(out):
-        return str(_write(grid, found, Path(out)))
-    with tempfile.TemporaryDirectory() as folder:
-        path = _write(grid, found, Path(folder))
-        storage.put_folder(Path(folder), out)
-        return f"{out.rstrip('/')}/{path.name}"
+def write(grid: Grid, found: Found, out: Path) -> Path:
+    """Writes the report of these records into the folder ``out``; returns its path."""
+    if _is_one(grid):
+        return report.write(_all(found), out)
+    missing = len(grid.cells) - len(found)
+    warnings = [Warn(f"{missing} of {len(grid.cells)} cells have no records yet.", id="missing")] if missing else []
+    heading = f"{len(grid.cells)} comparisons"
+    return page.write(Report("posenc compare: a grid", heading, [], [*warnings, table_of(grid, found)]), out)
 
 
 def terminal_table(grid: Grid, found: Found) -> RichTable:
@@ -53,15 +52,6 @@ def table_of(grid: Grid, found: Found) -> Table:
     numbers = [Column(name) for name in ("seeds", "at the training length", "at the longest")]
     lead = "Means over seeds and windows, ± half the 95 % interval. Bits: lower is better; accuracy: higher."
     return Table("Every configuration", lead, [*varied, "scheme", "score", *numbers], rows, id="cells")
-
-
-def _write(grid: Grid, found: Found, folder: Path) -> Path:
-    if _is_one(grid):
-        return report.write(_all(found), folder)
-    missing = len(grid.cells) - len(found)
-    warnings = [Warn(f"{missing} of {len(grid.cells)} cells have no records yet.", id="missing")] if missing else []
-    heading = f"{len(grid.cells)} comparisons"
-    return page.write(Report("posenc compare: a grid", heading, [], [*warnings, table_of(grid, found)]), folder)
 
 
 def _score(summary: Summary, kind: str, scheme: str, length: int) -> str:

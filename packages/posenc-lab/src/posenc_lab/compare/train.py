@@ -17,7 +17,6 @@ from posenc_lab.compare import checkpoint as checkpoints
 from posenc_lab.compare.checkpoint import CheckpointError, Reached
 from posenc_lab.compare.config import CompareConfig, Rate
 from posenc_lab.compare.data import Bytes
-from posenc_lab.compare.graphs import replayed
 from posenc_lab.kit import processes
 
 Loss: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
@@ -147,8 +146,8 @@ def train(
     processes.require_same(f"the steps in {checkpoint}", reached.step)
 
     model.train()
-    learner = replayed(
-        processes.parallel(model, lambda model: loss_of(model, batch(draw, config, seed, 0, stream)[:1].to(device)))
+    learner = processes.parallel(
+        model, lambda model: loss_of(model, batch(draw, config, seed, 0, stream)[:1].to(device))
     )
     saved = clock = time.perf_counter()
     for step in range(reached.step, config.steps):

@@ -1,1 +1,1 @@
-"""Writes records as tables and for experiment trackers: CSV, Parquet, TensorBoard, Weights & Biases, trackio."""
+"""Writes records as one table: CSV or Parquet."""

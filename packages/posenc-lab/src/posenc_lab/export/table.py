@@ -14,13 +14,14 @@ A value that was not finite is empty, and a mean over such a value is empty too.
 columns: texts under their own names, and what is nested under names such as ``configuration.steps``.
 """
 
+import csv
+import io
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from posenc_lab.kit import storage
+from posenc.command.files import write_whole
 from posenc_lab.kit.records import FILE, KEY, Record, read
 
 Row: TypeAlias = dict[str, Any]
@@ -33,22 +34,17 @@ FIRST = ("folder", *KEY, "competitor", "metric", "step", "value", "values")
 RESULTS = "results"  # of a benchmark: those of each competitor by name
 
 
-def load(source: str) -> list[tuple[str, Record]]:
-    """The records of a folder, or of all cells of a grid, each with its folder. ``source`` is a path or an address.
-    ValueError if there are none, or, naming the line, for a damaged file."""
-    find = storage.find if storage.is_address(source) else _found
+def load(source: Path) -> list[tuple[str, Record]]:
+    """The records of a folder, or of all cells of a grid, each with its folder. ValueError if there are none, or,
+    naming the line, for a damaged file."""
     patterns = (FILE, f"*/{FILE}", f"cells/*/{FILE}")  # a folder, one with a folder for each precision, a grid
-    folders = [os.path.dirname(path) or "." for pattern in patterns for path in find(source, pattern)]
-    found = [(folder, record) for folder in folders for record in read(folder)]
+    folders = [path.parent for pattern in patterns for path in sorted(source.glob(pattern))]
+    found = [(str(folder), record) for folder in folders for record in read(folder)]
     if not found:
         raise ValueError(
-            f"RECORDS must be a folder with {FILE}, or one of a grid, got {source!r}, which has no records"
+            f"RECORDS must be a folder with {FILE}, or one of a grid, got {str(source)!r}, which has no records"
         )
     return found
-
-
-def _found(folder: str, pattern: str) -> list[str]:
-    return sorted(map(str, Path(folder).glob(pattern)))
 
 
 def rows(records: Iterable[tuple[str, Record]]) -> Iterator[Row]:
@@ -114,3 +110,23 @@ def _alike(values: list[Any]) -> list[Any]:
     if kinds == {int, float}:
         return [None if value is None else float(value) for value in values]
     return [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+
+
+def to_csv(table: Sequence[Row], out: Path) -> None:
+    """A CSV file with a line of names. What is missing is empty."""
+    found = columns(table)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(found)
+    writer.writerows(zip(*found.values(), strict=True))
+    write_whole(out, text.getvalue().encode())
+
+
+def to_parquet(table: Sequence[Row], out: Path) -> None:
+    """A Parquet file; what is missing is null."""
+    import pyarrow
+    import pyarrow.parquet
+
+    data = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns(table)), data)
+    write_whole(out, data.getvalue())

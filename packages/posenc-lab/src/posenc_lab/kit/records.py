@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 from posenc.arguments import shown
 from posenc.command.files import naming, put
 from posenc.schemes.own import source_of
-from posenc_lab.kit import storage
 from posenc_lab.kit.configuration import fingerprint
 from posenc_lab.kit.files import content, naming_line, parse, require, whole_lines
 
@@ -142,17 +141,12 @@ def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def read(folder: str | Path, check: Check = lambda record: None) -> list[Record]:
-    """The complete records of a folder, which may be an address of fsspec; empty if there are none.
+    """The complete records of a folder; empty if there are none.
 
     Raises ValueError, naming the line, as `Records` does.
     """
-    if storage.is_address(folder):
-        path: str | Path = f"{folder}/{FILE}"
-        data = storage.get(str(path))
-    else:
-        path = Path(folder) / FILE
-        data = content(path) if path.exists() else None
-    return [] if data is None else _parse(path, data, check)[0]
+    path = Path(folder) / FILE
+    return _parse(path, content(path), check)[0] if path.exists() else []
 
 
 def made_with(
@@ -173,7 +167,7 @@ def made_with(
     return [(name, "; ".join(values)) for name, values in found.items()]
 
 
-def _parse(path: str | Path, data: bytes, check: Check) -> tuple[list[Record], list[int], dict[str, Record], int]:
+def _parse(path: Path, data: bytes, check: Check) -> tuple[list[Record], list[int], dict[str, Record], int]:
     """The records, their line numbers, the shared values by name, and the number of bytes parsed; any bytes after that
     are an incomplete last line."""
     lines, size = whole_lines(data)

@@ -32,8 +32,8 @@ _PACKAGES = {
 
 _EXTRAS = {
     **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "posenc-lab[explore]"),
-    **dict.fromkeys(("fsspec", "ray", "submitit"), "posenc-lab[grid]"),
-    **dict.fromkeys(("pyarrow", "tensorboard", "trackio", "wandb"), "posenc-lab[export]"),
+    **dict.fromkeys(("ray", "submitit"), "posenc-lab[grid]"),
+    "pyarrow": "posenc-lab[export]",
     **dict.fromkeys(("accelerate", "gguf", "peft"), "posenc-lab[extend]"),
     "transformers": "posenc[huggingface]",
 }
