@@ -23,7 +23,7 @@ OF_TEXTS = {**CLAIMED, "larger": CLAIMED["python"]}
 
 EXTENDED = (
     "make smollm2; posenc extend smollm2 --scalings none,yarn,linear,ntk,dynamic --factor 2 --lengths 4096,8192,12288 "
-    "--tasks text --windows 4 --final 512"
+    "--windows 4 --final 512"
 )
 
 

@@ -19,7 +19,7 @@ from posenc_lab.choose.evidence import STRENGTHS, claims, statements, tables
 from posenc_lab.choose.said import NO_TABLE, UNTESTED, claims_of, statements_of, tables_of
 from posenc_lab.compare.command import _configuration
 from posenc_lab.compare.compare import check as check_comparison
-from posenc_lab.extend.resolve import check as check_extension
+from posenc_lab.extend.run import check as check_extension
 from posenc_lab.extend.settings import Extension
 from posenc_lab.kit.command import given as given_by
 from tests.examples.scripts import load

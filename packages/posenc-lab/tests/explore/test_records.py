@@ -13,7 +13,6 @@ from posenc_lab.explore.content import content
 from posenc_lab.explore.records import measures, summary
 from posenc_lab.extend.summary import Summary as Extended
 from posenc_lab.kit.records import read
-from posenc_lab.kit.statistics import wilson
 from tests.compare import made_up
 
 
@@ -24,7 +23,7 @@ def written(folder: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def extension() -> list[dict[str, Any]]:
-    """A made-up extension: three scalings, four pieces of text, puzzles, and one number that was not finite."""
+    """A made-up extension: three scalings, four pieces of text, and one number that was not finite."""
     about = {
         "configuration": {"scalings": ["none", "yarn", "ntk"], "lengths": [64, 128, 256], "trained_length": 128},
         "fingerprint": "0123",
@@ -43,8 +42,6 @@ def extension() -> list[dict[str, Any]]:
                 bits = None if (scheme, length, seed) == ("ntk", 256, 1) else bits
                 key = {"kind": "final", "scheme": scheme, "seed": seed, "length": length}
                 made.append({**key, "bits": bits, "tokens": 8, "file": "a poem", "byte": 0, **about})
-    puzzle = {"kind": "passkey", "scheme": "yarn", "length": 256, "bits": 1.0, "tokens": 250, "depth": 50}
-    made += [{**puzzle, "seed": seed, "found": int(seed > 0), **about} for seed in range(3)]
     return made
 
 
@@ -65,15 +62,12 @@ def test_curves_are_those_of_the_report(tmp_path: Path) -> None:
 
 def test_an_extension_has_the_cropped_text_beside_it(tmp_path: Path) -> None:
     found, report = summary(written(tmp_path / "run", extension())), Extended(extension())
-    final, passkey = found["measures"]
+    (final,) = found["measures"]
     cropped = report.cropped()
     assert cropped is not None
     assert final["baselines"] == {"cropped": [*cropped, ""]}
     assert "cropped" not in final["curves"]
-    assert passkey["baselines"] == {}
     assert final["curves"]["ntk"][2] == [None, None, None, "not finite"]
-    assert passkey["curves"]["yarn"] == [[*wilson(2, 3), ""]]
-    assert passkey["curves"]["none"] == [[None, None, None, "missing"]]
 
 
 # --- what ships -------------------------------------------------------------------------------------------------------

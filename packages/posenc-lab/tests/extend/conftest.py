@@ -27,6 +27,4 @@ def settings(place: Path) -> Extension:
         factor=4.0,
         windows=2,
         final=8,
-        tasks=("text",),
-        trials=1,
     )

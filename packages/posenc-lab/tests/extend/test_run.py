@@ -11,8 +11,7 @@ import torch
 pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 
 from posenc.command.cli import main
-from posenc.command.progress import Progress
-from posenc_lab.extend import measure, report, run
+from posenc_lab.extend import measure, run
 from posenc_lab.extend import model as models
 from posenc_lab.extend.settings import Extension
 from posenc_lab.extend.summary import Summary
@@ -78,12 +77,10 @@ def test_the_model_is_as_it_was_after_a_scaling(settings: Extension, tmp_path: P
     assert kept[0] == kept[1]
 
 
-def test_puzzles_and_the_report(
-    place: Path, settings: Extension, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report(settings: Extension, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = [
         "extend", settings.model, "--text", settings.text[0], "--scalings", "none,yarn", "--lengths", "128,192",
-        "--factor", "6", "--windows", "2", "--final", "8", "--trials", "1", "--depths", "0,100", "--out", str(tmp_path),
+        "--factor", "6", "--windows", "2", "--final", "8", "--out", str(tmp_path),
     ]  # fmt: skip
     assert main(command) == 0
     said = capsys.readouterr()
@@ -91,48 +88,12 @@ def test_puzzles_and_the_report(
     assert "trained at 32" in said.err
     assert "YaRN(factor=6.0, original_length=32)" in said.err
     page = (tmp_path / "report.html").read_text()
-    for words in ("passkey: a number that occurs once", "applied zero-shot", "--scalings none,yarn", "0 of 2"):
+    for words in ("applied zero-shot", "--scalings none,yarn"):
         assert words in page
-    assert {p.name for p in (tmp_path / "figures").iterdir()} >= {"final.png", "by_position-dark.png", "item.png"}
+    assert {p.name for p in (tmp_path / "figures").iterdir()} >= {"final.png", "by_position-dark.png"}
     summary = Summary(read(tmp_path))
-    assert summary.found("passkey", "yarn", 192) in ((0, 2), (1, 2), (2, 2))
     assert summary.missing() == []
     assert summary.gain("none", 192) is not None
-
-
-@pytest.mark.more
-def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -> None:
-    tuned = replace(settings, scalings=("linear",), lengths=(128,), train=3, train_length=32, learning_rate=1e-2)
-    records = run.extend(tuned, tmp_path)
-    training = next(r for r in records if r["kind"] == "training")
-    assert [step for step, _ in training["curve"]] == [1, 2, 3]
-    assert {r["scheme"] for r in records} == {"linear, 3 steps"}
-    # The trained length was not asked for; it is what the model is compared with.
-    summary = Summary(records)
-    assert summary.lengths == (32, 128)
-    assert summary.gain("linear, 3 steps", 128) is not None
-    page = report.write(records, tmp_path).read_text()
-    assert "paired difference from the same fine-tuned model on text cropped to 32 tokens" in page
-    assert "Dashed" not in page
-    (said, *_) = report.observed(summary)
-    assert "bits per byte compared with its own on text cropped to 32 tokens: too few pieces to say: " in said
-    plain = run.extend(replace(tuned, train=0), tmp_path / "plain")
-    final = [
-        {r["seed"]: r["bits"] for r in each if r["kind"] == "final" and r["scheme"].startswith("linear")}
-        for each in (records, plain)
-    ]
-    assert final[0] != final[1]
-
-
-def test_lora_trains_few_weights_and_changes_the_model(settings: Extension, tmp_path: Path) -> None:
-    pytest.importorskip("peft")
-    from posenc_lab.extend.model import find, load
-    from posenc_lab.extend.tune import Trained, prepared
-
-    tuned = replace(settings, lora=2, train=1)
-    model = load(find(settings.model), "float32", "sdpa", CPU).model
-    count = sum(p.numel() for p in Trained(prepared(model, tuned)).parameters())
-    assert 0 < count < 0.1 * sum(p.numel() for p in model.parameters())
 
 
 def test_longrope_takes_the_factors_of_a_file(settings: Extension, tmp_path: Path) -> None:
@@ -151,17 +112,6 @@ def test_longrope_takes_the_factors_of_a_file(settings: Extension, tmp_path: Pat
         run.extend(lists, tmp_path / "another")
 
 
-class Said(Progress):
-    """Keeps the lines that stay."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-
 def test_what_a_folder_was_begun_with_is_kept(settings: Extension, tmp_path: Path) -> None:
     free = replace(settings, scalings=("none",), final=None, windows=None, lengths=(64, 128))
     assert run.extend(free, tmp_path)[-1]["configuration"]["final"] == 32  # the trained length
@@ -170,11 +120,8 @@ def test_what_a_folder_was_begun_with_is_kept(settings: Extension, tmp_path: Pat
     said = r"lengths must be at least 32 in .*, which scores the last 32 tokens at every length, got 16: give another"
     with pytest.raises(ValueError, match=said):
         run.extend(replace(free, lengths=(16, 128)), tmp_path)
-    # Nothing is trained, so no option of training can differ.
-    run.extend(replace(free, learning_rate=1e-3, train_length=64), tmp_path)
-    with pytest.raises(ValueError, match=r"with final 32 there and 16 here: ") as differing:
-        run.extend(replace(free, final=16, learning_rate=1e-3), tmp_path)
-    assert "learning_rate" not in str(differing.value)
+    with pytest.raises(ValueError, match=r"with final 32 there and 16 here: "):
+        run.extend(replace(free, final=16), tmp_path)
 
 
 def test_base_is_the_model_with_that_base(settings: Extension, tmp_path: Path) -> None:
@@ -195,20 +142,6 @@ def test_base_is_the_model_with_that_base(settings: Extension, tmp_path: Path) -
     assert len(bits[0]) == 4
     assert bits[0] == pytest.approx(bits[1], abs=1e-4)
     assert bits[0] != pytest.approx(bits[2], abs=1e-3)
-
-
-def test_default_lengths_leave_room_for_puzzles(place: Path, settings: Extension, tmp_path: Path) -> None:
-    free = replace(settings, scalings=("none",), lengths=(), tasks=("text", "item"))
-    said = Said()
-    records = run.extend(free, tmp_path / "some", said)
-    assert "left out: 16, 32, 64 tokens, too few for item" in said.lines
-    assert {r["length"] for r in records if r["scheme"] == "none"} == {128}
-    said = Said()
-    records = run.extend(replace(free, factor=2.0), tmp_path / "none", said)
-    assert "left out: item, for which 64 tokens are too few" in said.lines
-    assert {r["kind"] for r in records} == {"final", "by_position"}
-    with pytest.raises(ValueError, match=r"lengths must leave room for item, \d+ tokens of this tokenizer, got 16"):
-        run.extend(replace(free, factor=2.0, tasks=("item",)), tmp_path / "refused")
 
 
 def test_a_models_own_scaling_forgets_the_lengths_before(settings: Extension, tmp_path: Path) -> None:

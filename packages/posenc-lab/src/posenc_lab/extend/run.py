@@ -1,63 +1,89 @@
 """Runs ``posenc extend``: measures one model with each scaling on the same tokens."""
 
+import math
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from posenc.command.progress import Progress
-from posenc_lab.compare.checkpoint import Reached
-from posenc_lab.compare.train import DivergedError
-from posenc_lab.extend import folder, measure, results
+from posenc_lab.extend import measure
 from posenc_lab.extend import model as models
 from posenc_lab.extend.card import card_of
-from posenc_lab.extend.job import Bench, Job, Pass, Results, follow, load, patched
-from posenc_lab.extend.resolve import check, pairs_of, scaling_of
-from posenc_lab.extend.scalings import factors_of
-from posenc_lab.extend.settings import CROPPED, PLAIN, PUZZLES, Extension
+from posenc_lab.extend.scalings import Factors, factors_of, patched, scaling_of
+from posenc_lab.extend.settings import CROPPED, PLAIN, Extension
+from posenc_lab.extend.summary import check as check_record
+from posenc_lab.extend.text import Tokens
 from posenc_lab.kit import processes, saved
-from posenc_lab.kit.configuration import fingerprint
+from posenc_lab.kit.configuration import ConfigError, fingerprint
 from posenc_lab.kit.files import digest_of, rounded
 from posenc_lab.kit.machine import clock_of, device_of, version_of, versions
 from posenc_lab.kit.processes import Lead, Stop
 from posenc_lab.kit.records import Record, Records
 
-TRAINING_WORK = 3.0  # of a fine-tuning step, in forward passes
 SLOWER = 2.0  # how much longer than estimated a run may take
-FEW = 1000  # tokens; more than any puzzle needs
+KEPT = ("final", "windows")  # their defaults depend on the first run in a folder
+OF_SCALINGS = {"longrope": "factors", "base": "base"}  # the settings that one scaling alone depends on
+
+
+def check(settings: Extension) -> tuple[Extension, models.Source, str]:
+    """The settings with the model's lengths and trained length, the model's source, and the memory needed. ValueError
+    for a model that is missing or does not fit, and for an unavailable device."""
+    device = device_of(settings.device)
+    source = models.find(settings.model)
+    trained = settings.trained_length or source.trained
+    longest = int(trained * settings.factor)
+    lengths = settings.lengths or tuple(
+        sorted({trained // 2, *(trained * 2**n for n in range(int(math.log2(settings.factor)) + 1)), longest})
+    )
+    final = settings.final or min(256, *lengths, trained)
+    settings = replace(settings, trained_length=trained, lengths=lengths, final=final)
+    settings.require("final", settings.scored <= trained, f"at most the trained length ({trained:,})")
+    memory = models.require_room(source, settings, device)
+    _factors(settings, source)
+    for name in OF_SCALINGS.keys() & set(settings.scalings):
+        if len(bases := source.bases()) != 1:
+            raise ValueError(f"{name} needs one base of all rotating layers, and {source.name} has {sorted(bases)}")
+    if settings.base is not None:
+        (own,) = source.bases()
+        settings.require("base", settings.base > own, f"above that of {source.name} ({own:g})")
+    return settings, source, memory
+
+
+def _factors(settings: Extension, source: models.Source) -> Factors | None:
+    """LongRoPE's factors, if a file of them is given."""
+    return None if settings.factors is None else factors_of(settings.factors, source.pairs)
 
 
 def extend(settings: Extension, out: str | Path, progress: Progress | None = None) -> list[Record]:
     """Measures a model with every scaling, and returns all records in ``out``.
 
-    Each forward pass is recorded at once and not repeated. Scalings, tasks, depths and lengths below the longest may be
-    added to a folder; everything else must stay the same. Raises ValueError for too little text, a model that is
-    missing or does not fit into memory, and a folder of another extension.
+    Each forward pass is recorded at once and not repeated. Scalings and lengths below the longest may be added to a
+    folder; everything else must stay the same. Raises ValueError for too little text, a model that is missing or does
+    not fit into memory, and a folder of another extension.
 
-    If there are several processes (`posenc_lab.kit.processes`), all of them call this. They fine-tune every model
-    together and divide the passes; the first one writes ``out`` and returns the records, and the others return none."""
+    If there are several processes (`posenc_lab.kit.processes`), all of them call this. They divide the passes; the
+    first one writes ``out`` and returns the records, and the others return none."""
     if processes.rank():
-        follow()
+        _follow()
         return []
     with Lead() as lead:
         return _extend(settings, Path(out), progress or Progress(), lead)
 
 
 def _extend(settings: Extension, out: Path, progress: Progress, lead: Lead) -> list[Record]:
-    by_default = not settings.lengths
-    settings, source, memory = check(folder.continued(settings, out))
+    settings, source, memory = check(_continued(settings, out))
     several = processes.world() > 1  # then a signal must stop all of them at the same pass
     with Stop() if several else nullcontext(Stop()) as stop, progress:
         progress.say(f"reading {source.name}, and the text to test on in its tokens")
         windows = settings.windows
-        bench = load(settings, source, windows)
+        bench = _load(settings, source, windows)
         loaded, text = bench.loaded, bench.text
         settings = replace(settings, windows=len(text.pieces))
-        if by_default:
-            settings = _with_room(settings, bench, progress)
         told = {**versions(), "transformers": version_of("transformers")}
         made_with: dict[str, Any] = {name: told[name] for name in ("posenc", "torch", "transformers")}
         made_with |= {
@@ -77,10 +103,12 @@ def _extend(settings: Extension, out: Path, progress: Progress, lead: Lead) -> l
             "versions": told,
             "machine": processes.machine_of_all(device_of(settings.device)),
         }
-        with Records(out, results.check) as records:
-            folder.require_same(out, identity, records)
-            run = _Run(settings, windows, bench, out, records, about, progress, lead, stop)
-            run.try_all()  # finds errors before hours of measuring
+        with Records(out, check_record) as records:
+            _require_same(out, identity, records)
+            run = _Run(settings, windows, bench, records, about, progress, lead, stop)
+            for name in settings.scalings:  # finds errors before hours of measuring
+                with patched(loaded.model, scaling_of(name, settings, run.factors)):
+                    pass
             progress.begin(run.work())
             saved.save(out, settings, made_with)
             for line in filter(None, (records.notice, model, text.about, f"memory: {memory}", run.pace())):
@@ -88,30 +116,100 @@ def _extend(settings: Extension, out: Path, progress: Progress, lead: Lead) -> l
             for name in settings.scalings:
                 run.measure(name)
             run.cropped()
-            if run.diverged:
-                raise RuntimeError("; ".join(run.diverged))
             return list(records)
 
 
-def _with_room(settings: Extension, bench: Bench, progress: Progress) -> Extension:
-    """The default lengths that have room for the puzzles, or no puzzles where none has."""
-    short: dict[int, str] = {}
-    for kind, number, length in settings.plan(PLAIN):
-        if kind in PUZZLES and length not in short:
-            try:
-                bench.puzzle(settings, kind, number, length)
-            except measure.RoomError:
-                short[length] = kind
-    lengths = tuple(length for length in settings.lengths if length not in short)
-    if len(lengths) == len(settings.lengths):
-        return settings
-    if lengths:
-        progress.say(f"left out: {', '.join(map(str, short))} tokens, too few for {' and '.join(settings.puzzles)}")
-        return replace(settings, lengths=lengths)
-    if "text" not in settings.tasks:
-        return settings  # refused later, like lengths that were given
-    progress.say(f"left out: {' and '.join(settings.puzzles)}, for which {settings.lengths[-1]:,} tokens are too few")
-    return replace(settings, tasks=("text",))
+def _continued(settings: Extension, out: Path) -> Extension:
+    """The settings, with those that the folder keeps filled in. ConfigError for lengths that are too short for its
+    final tokens."""
+    there = saved.identity_in(out, Extension.from_mapping)
+    kept = {name: there[name] for name in KEPT if getattr(settings, name) is None and isinstance(there.get(name), int)}
+    final = kept.get("final", 0)
+    if settings.lengths and settings.lengths[0] < final:
+        raise ConfigError(
+            "lengths",
+            f"lengths must be at least {final} in {out}, which scores the last {final} tokens at every length, got "
+            f"{settings.lengths[0]}: give another folder",
+        )
+    return replace(settings, **kept)
+
+
+def _require_same(out: Path, identity: dict[str, Any], records: Records) -> None:
+    """ValueError, saying what differs, if another extension has results in ``out``."""
+    if len(records):
+        measured = {record["scheme"] for record in records}
+        without = [name for scaling, name in OF_SCALINGS.items() if scaling not in measured]
+        here = {name: value for name, value in identity.items() if name not in without}
+        saved.require_same(out, saved.identity_in(out, Extension.from_mapping), here, "extension")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One scaling, of which every process makes some of the passes: (number of the piece, length)."""
+
+    settings: Extension
+    windows: int | None  # as given, since how a text is divided depends on it
+    digests: str  # of the model and the text
+    scheme: str
+    factors: Factors | None
+    passes: tuple[tuple[int, int], ...]
+
+
+@dataclass
+class _Bench:
+    """A model and a text in the memory of a process."""
+
+    source: models.Source
+    loaded: models.Loaded
+    text: Tokens
+
+    @cached_property
+    def begin(self) -> Tensor:
+        return measure.beginning(self.loaded.tokenizer)
+
+    @property
+    def digests(self) -> str:
+        return f"{self.loaded.digest} {self.text.digest}"
+
+    def do(self, job: _Job, stop: Stop, made: Any = lambda number, length, results: None) -> None:
+        """Does a job; ``made`` is called with the results of each pass, by kind."""
+        with patched(self.loaded.model, scaling_of(job.scheme, job.settings, job.factors)):
+            for first in range(0, len(job.passes), processes.world()):
+                some = job.passes[first : first + processes.world()]
+                found = processes.each(lambda one: self.measured(job.settings, *one), some)
+                for one, results in zip(some, found, strict=True):
+                    made(*one, results)
+                stop.check_all()
+
+    def measured(self, s: Extension, number: int, length: int) -> dict[str, dict[str, Any]]:
+        """The results of a pass over the last tokens of a piece, by kind."""
+        model, piece, results = self.loaded.model, self.text.pieces[number], {}
+        measure.begin_anew(model)
+        if length < s.lengths[-1]:
+            each = measure.final(model, piece.tokens, length, s.scored, self.begin)
+        else:
+            each, results["by_position"] = measure.by_position(model, piece.tokens, length, s.scored, self.begin)
+        bits = rounded(float(each.sum()) / math.log(2) / piece.final_bytes)
+        return {"final": {"bits": bits, "tokens": len(each), "file": piece.file, "byte": piece.byte}, **results}
+
+
+def _load(settings: Extension, source: models.Source, windows: int | None) -> _Bench:
+    loaded = models.load(source, settings.dtype, settings.attention, processes.own_device(settings.device))
+    text = Tokens(settings.text, loaded.tokenizer, settings.lengths[-1], settings.scored, windows)
+    return _Bench(source, loaded, text)
+
+
+def _follow() -> None:
+    """Does the jobs that the first process tells. ValueError for a model or a text that are not the first process's."""
+    bench: _Bench | None = None
+    with Stop() as stop:
+        for job in processes.jobs():
+            bench = bench or _load(job.settings, models.find(job.settings.model), job.windows)
+            if bench.digests != job.digests:
+                raise ValueError(
+                    f"model and text must be the same in all processes, got {bench.digests} and {job.digests}"
+                )
+            bench.do(job, stop)
 
 
 @dataclass
@@ -120,59 +218,35 @@ class _Run:
 
     settings: Extension
     windows: int | None  # as given
-    bench: Bench
-    out: Path
+    bench: _Bench
     records: Records
     about: dict[str, Any]
     progress: Progress
     lead: Lead
     stop: Stop
-    diverged: list[str] = field(default_factory=list)
-
-    def try_all(self) -> None:
-        """ValueError for a scaling that does not fit the model, and for texts and puzzles that cannot be made."""
-        s = self.settings
-        factors = self.factors()
-        for name in s.scalings:
-            with patched(self.bench.loaded.model, scaling_of(name, s, factors)):
-                pass
-        for kind, number, length in s.plan(PLAIN):
-            # Puzzles of a kind differ by a few tokens, so only short lengths need every one tried.
-            if kind in PUZZLES and (length < FEW or number == s.depths[0]):
-                self.bench.puzzle(s, kind, number, length)
-        if s.train and any(map(self.missing, s.scalings)):
-            # Texts are drawn uniformly over all tokens, so all must be counted.
-            self.progress.say(
-                f"counting the tokens of all text that is not tested: {models.in_words(self.text.others)}"
-            )
-            self.text.draw(np.random.default_rng(0), s.train_length or 0)
 
     def __post_init__(self) -> None:
-        self.source, self.text = self.bench.source, self.bench.text
+        self.source = self.bench.source
+        self.factors = _factors(self.settings, self.source)
 
-    def missing(self, scheme: str) -> list[tuple[str, int, int]]:
-        name = self.settings.name(scheme)
-        return [each for each in self.settings.plan(scheme) if not self.records.has(each[0], name, *each[1:])]
+    def missing(self, scheme: str) -> dict[tuple[int, int], None]:
+        """The passes that are not recorded, in order. One gives the loss of the final tokens and that by position."""
+        plan = self.settings.plan(scheme)
+        return {(n, length): None for kind, n, length in plan if not self.records.has(kind, scheme, n, length)}
 
     def work(self) -> float:
-        """The multiplications of all missing measurements. ``by_position`` shares the pass of the final tokens."""
+        """The multiplications of all missing measurements."""
         s = self.settings
         plain = PLAIN in s.scalings and s.trained in s.lengths  # its passes are the baseline's
         names = s.scalings if plain else (*s.scalings, CROPPED)
-        passes = [length for name in names for kind, _, length in self.missing(name) if kind != "by_position"]
-        steps = sum(
-            TRAINING_WORK * s.train * s.train_batch * self.source.operations(s.train_length or s.trained)
-            for name in s.scalings
-            if s.train and self.missing(name)
-        )
-        return sum(map(self.source.operations, passes)) + steps
+        return sum(self.source.operations(length) for name in names for _, length in self.missing(name))
 
     def pace(self) -> str:
         """The running time, estimated by one short pass."""
         work = self.work()
         if not work:
             return ""
-        clock, tokens = clock_of(device_of(self.settings.device)), self.text.pieces[0].tokens[:513]
+        clock, tokens = clock_of(device_of(self.settings.device)), self.bench.text.pieces[0].tokens[:513]
         places = torch.arange(1)
 
         def once() -> None:
@@ -186,61 +260,33 @@ class _Run:
 
     def measure(self, scheme: str) -> None:
         """Makes the missing measurements of one scaling."""
-        s, name = self.settings, self.settings.name(scheme)
-        # One pass gives the loss of the final tokens and that by position.
-        once = {"by_position": "final"}
-        passes = tuple(dict.fromkeys((once.get(kind, kind), n, length) for kind, n, length in self.missing(scheme)))
+        passes = tuple(self.missing(scheme))
         if not passes:
             return
-        factors = self.factors() if scheme == "longrope" else None
-        scaling, length = scaling_of(scheme, s, factors), s.train_length or 0
-        if scaling is not None:
-            self.progress.say(f"{name}: {scaling}")
-        of = fingerprint({"all": self.about["fingerprint"], "scaling": None if scaling is None else asdict(scaling)})
-        checkpoint = self.out / folder.CHECKPOINTS / f"{scheme}.safetensors"
-        job = Job(s, self.windows, self.bench.digests, scheme, factors, passes, checkpoint, of)
+        if (scaling := scaling_of(scheme, self.settings, self.factors)) is not None:
+            self.progress.say(f"{scheme}: {scaling}")
+        job = _Job(self.settings, self.windows, self.bench.digests, scheme, self.factors, passes)
 
-        def step(step: int, bits: float) -> None:
-            work = TRAINING_WORK * s.train_batch * self.source.operations(length)
-            self.progress.advance(work, f"{name}: fine-tuning", f"{step}/{s.train}, {bits:.2f} bits per token")
+        def made(number: int, length: int, results: dict[str, dict[str, Any]]) -> None:
+            for kind, result in results.items():
+                if not self.records.has(kind, scheme, number, length):
+                    self._record(kind, scheme, number, length, result)
+            self.progress.advance(self.source.operations(length), f"{scheme}: {length:,} tokens")
 
-        def tuned(reached: Reached) -> None:
-            if not self.records.has("training", name, 0, length):
-                curve = [[step, rounded(bits)] for step, bits in reached.curve]
-                result = {"curve": curve, "seconds": round(reached.seconds, 3), "lora": s.lora}
-                self._record("training", name, 0, length, result)
-
-        def made(each: Pass, results: Results) -> None:
-            kind, number, length = each
-            for each_kind, result in results.items():
-                if not self.records.has(each_kind, name, number, length):
-                    self._record(each_kind, name, number, length, result)
-            self.progress.advance(self.source.operations(length), f"{name}: {kind} at {length:,}")
-
-        try:
-            with self.lead.together(job, agreed=DivergedError):
-                self.bench.do(job, self.stop, step=step, tuned=tuned, made=made)
-        except DivergedError as error:
-            self.diverged.append(f"{name} diverged: {error} (learning_rate {s.learning_rate:g})")
-            self.progress.say(self.diverged[-1])
+        with self.lead.together(job):
+            self.bench.do(job, self.stop, made)
 
     def cropped(self) -> None:
         """Measures the baseline: the unscaled model at its trained length, on the same tokens."""
-        s, there = self.settings, {(r["kind"], r["scheme"], r["seed"], r["length"]): r for r in self.records}
-        for kind, window, length in self.missing(CROPPED):
-            plain = there.get((kind, PLAIN, window, length))
+        there = {(r["kind"], r["scheme"], r["seed"], r["length"]): r for r in self.records}
+        for number, length in self.missing(CROPPED):
+            plain = there.get(("final", PLAIN, number, length))
             if plain is not None:  # the same forward pass
                 result = {name: plain[name] for name in ("bits", "tokens", "file", "byte")}
             else:
-                measure.begin_anew(self.bench.loaded.model)
-                result = self.bench.final(self.bench.loaded.model, s, window, length)
-                self.progress.advance(self.source.operations(length), f"{CROPPED}: {kind} at {length:,}")
-            self._record(kind, CROPPED, window, length, result)
-
-    def factors(self) -> tuple[list[float], list[float]] | None:
-        """LongRoPE's factors, if a file of them is given."""
-        path = self.settings.factors
-        return None if path is None else factors_of(path, pairs_of(self.source), "factors")
+                result = self.bench.measured(self.settings, number, length)["final"]
+                self.progress.advance(self.source.operations(length), f"{CROPPED}: {length:,} tokens")
+            self._record("final", CROPPED, number, length, result)
 
     def _record(self, kind: str, scheme: str, number: int, length: int, result: dict[str, Any]) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": number, "length": length}

@@ -1,13 +1,11 @@
-"""Tokenizes text, and cuts it into the pieces that a model is tested and fine-tuned on."""
+"""Tokenizes text, and cuts it into the pieces that a model is tested on."""
 
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,8 +25,7 @@ class Piece:
 
 
 class Tokens:
-    """Both sides of a text in the tokens of a model. Pieces lie inside one file; those to test on are held out from
-    fine-tuning."""
+    """The held-out side of a text in the tokens of a model, in pieces that lie inside one file."""
 
     def __init__(self, text: tuple[str, ...], tokenizer: Any, longest: int, final: int, windows: int | None) -> None:
         self._tokenizer, self.longest, self.final = tokenizer, longest, final
@@ -54,11 +51,6 @@ class Tokens:
         if chosen < wanted:
             self.about += f"; {chosen} pieces of {longest + 1:,} tokens are all that it has"
 
-    @property
-    def others(self) -> int:
-        """The bytes that are not tested."""
-        return len(self.corpus.train.data)
-
     def _all_pieces(self, corpus: Corpus) -> list[Piece]:
         files = zip(_files(corpus.validation), corpus.origins, strict=True)
         return [piece for text, origin in files if text is not None for piece in self._pieces(text, *origin)]
@@ -72,25 +64,6 @@ class Tokens:
             data = text[scored[0][0] : scored[-1][1]].encode()
             at = byte + len(text[: places[start][0]].encode())
             yield Piece(torch.tensor(ids[start:stop]), max(len(data), 1), file, at)
-
-    @cached_property
-    def _train(self) -> list[Tensor]:
-        """The tokens of each file to train on."""
-        return [
-            torch.tensor(self._tokenizer(file, add_special_tokens=False, verbose=False)["input_ids"])
-            for file in _files(self.corpus.train)
-            if file is not None
-        ]
-
-    def draw(self, rng: np.random.Generator, size: int) -> Tensor:
-        """``size`` consecutive tokens at a random place of the training files. ValueError if no file has so many."""
-        rooms = np.array([max(len(ids) - size + 1, 0) for ids in self._train])
-        if not rooms.sum():
-            raise ValueError(f"too little text: no file for training has {size:,} tokens in {self.about}")
-        at = int(rng.integers(rooms.sum()))
-        file = int(np.searchsorted(np.cumsum(rooms), at, side="right"))
-        start = at - int(np.cumsum(rooms)[file] - rooms[file])
-        return self._train[file][start : start + size]
 
 
 def _files(side: Text) -> Iterator[str | None]:

@@ -1,4 +1,4 @@
-"""Tests paired differences between scalings: in bits on the same pieces of text, and on the same puzzles."""
+"""Tests paired differences between scalings, in bits on the same pieces of text."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from scipy.special import stdtrit
 
-from posenc_lab.kit.statistics import ALPHA, LEVEL, Interval, mean_interval, mean_of, verdict
+from posenc_lab.kit.statistics import LEVEL, Interval, mean_interval, mean_of, verdict
 
 MARGIN = 0.02  # bits per byte: differences surely smaller than this are ties
 # If a third of the text has some property, 8 random pieces all lack it in 4 of 100 cases, and 7 in 6. So fewer than 8
@@ -66,29 +66,3 @@ def interval_of(values: Sequence[float | None]) -> Interval | None:
         return None
     known = [x for x in values if x is not None]
     return mean_interval(known) if len(known) == len(values) else Interval(math.nan, math.nan, math.nan)
-
-
-class Paired(NamedTuple):
-    """The numbers of puzzles that only one and only the other of two scalings found, for McNemar's exact test
-    (1947)."""
-
-    mine: int
-    theirs: int
-
-    @property
-    def p_value(self) -> float:
-        """The two-sided p-value of a binomial test with probability one half.
-
-        >>> Paired(5, 0).p_value, Paired(6, 0).p_value, Paired(2, 2).p_value
-        (0.0625, 0.03125, 1.0)
-        """
-        count = self.mine + self.theirs
-        tail = sum(math.comb(count, n) for n in range(min(self) + 1))
-        return min(1.0, 2 * tail / 2**count)
-
-    @property
-    def verdict(self) -> str:
-        """ "more" or "fewer" if p is below 5 %, else "undecided"."""
-        if self.p_value >= ALPHA:
-            return "undecided"
-        return "more" if self.mine > self.theirs else "fewer"

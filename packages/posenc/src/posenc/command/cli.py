@@ -34,7 +34,7 @@ _EXTRAS = {
     **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "posenc-lab[explore]"),
     **dict.fromkeys(("ray", "submitit"), "posenc-lab[grid]"),
     "pyarrow": "posenc-lab[export]",
-    **dict.fromkeys(("accelerate", "gguf", "peft"), "posenc-lab[extend]"),
+    **dict.fromkeys(("accelerate", "gguf"), "posenc-lab[extend]"),
     "transformers": "posenc[huggingface]",
 }
 """What installs a missing package; the package of the command installs the others."""

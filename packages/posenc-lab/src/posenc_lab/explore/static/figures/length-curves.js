@@ -39,7 +39,7 @@ export const figure = {
         if (!measure && set.measures.length)
             throw new RangeError(`measure must be from 0 to ${set.measures.length - 1}, got ${number}`);
         const task = app.data.measures[set.task];
-        return { set, measure, task: { ...task, ...task.instead?.[measure?.kind] } };
+        return { set, measure, task };
     },
     line: ({ records }, app) => command(app, records),
     mount(box, app) {
