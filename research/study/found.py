@@ -16,8 +16,7 @@ from posenc.schemes.catalog import catalog
 from posenc_lab.choose.evidence import claims
 from posenc_lab.compare.config import Rate
 from posenc_lab.compare.puzzle import Puzzle
-from posenc_lab.compare.results import check
-from posenc_lab.compare.summary import Estimate, Summary
+from posenc_lab.compare.summary import Estimate, Summary, check
 from posenc_lab.compare.tasks import TASKS as COMPARED
 from posenc_lab.compare.tasks import from_toml, task_of
 from posenc_lab.compare.tuning import chosen

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posenc_lab.compare import accuracy, report
+from posenc_lab.compare import pictures, report
 from posenc_lab.compare.summary import Summary
 from posenc_lab.compare.tasks import configured
 from posenc_lab.kit.statistics import wilson
@@ -52,7 +52,7 @@ def _measured(scheme: str, length: int) -> dict[str, Any]:
     return {"accuracy": [float(n < round(share * UNITS)) for n in range(UNITS)], "examples": 1}
 
 
-IMAGES: dict[str, Any] = {name: {False: b"", True: b""} for name in accuracy.FIGURES}
+IMAGES: dict[str, Any] = {name: {False: b"", True: b""} for name in pictures.OF_PUZZLES}
 
 
 def test_the_page_has_every_number_and_says_what_stands_in_it() -> None:
@@ -61,10 +61,10 @@ def test_the_page_has_every_number_and_says_what_stands_in_it() -> None:
     assert not parsed.open
     text = " ".join(parsed.text.split())
     assert "This comparison is not finished" not in text
-    head, *rows = parsed.tables["accuracy"]
-    assert len(head) == 5
+    head, *rows = parsed.tables["schemes"]
+    assert len(head) == 8
     for row in rows:
-        for cell, length in zip(row[1:], (20, 25, 30, 40), strict=True):
+        for cell, length in zip(row[1:5], (20, 25, 30, 40), strict=True):
             value = Summary(made).bits("accuracy", row[0].split()[0], length)
             assert cell.split()[0] == (f"{value.mean:.3f}" if value else "undefined")
     for said in ("posenc compare --task copy", "results are of one seed", "What must not be concluded", "segment"):
@@ -72,19 +72,23 @@ def test_the_page_has_every_number_and_says_what_stands_in_it() -> None:
 
 
 def test_what_was_observed() -> None:
-    tuning, verdicts, *found = accuracy.observed(Summary(records()))
+    tuning, verdicts, *found = report.observed(Summary(records()))
     assert tuning.startswith("No scheme was tuned")
     assert verdicts.startswith("This comparison has one seed, so there are no verdicts")
     assert found == [
-        "At the training length of 20 letters: learned has 0.90 and rope has 0.90; nope and alibi are never right.",
-        "At 40 letters, 2× the training length: rope has 0.90; nope and alibi are never right; learned is undefined.",
+        "At the training length of 20 letters, share of right answers: 0.90 with learned, 0.90 with rope, 0.00 with "
+        "nope and 0.00 with alibi.",
+        "At 40 letters, 2× the training length, share of right answers: 0.90 with rope, 0.00 with nope and 0.00 with "
+        "alibi; learned is undefined past 20.",
     ]
-    assert accuracy.observed(Summary(records(THREE)))[1:] == [
-        "At the training length of 20 letters: no scheme is shown to beat any of learned (0.90) and rope (0.90); of "
-        "each, 0 of 3 solve it (0.00–0.56); nope and alibi are never right.",
-        "At 40 letters, 2× the training length: rope (0.90; 0 of 3 solve it (0.00–0.56)) is the highest; nope and "
-        "alibi are never right; learned is undefined.",
+    assert report.observed(Summary(records(THREE)))[1:] == [
+        "At the training length of 20 letters, no scheme is shown to beat any of learned (0.90) and rope (0.90); nope "
+        "is 0.90 below and alibi is 0.90 below.",
+        "At 40 letters, 2× the training length, rope has the highest share of right answers, 0.90; nope is 0.90 below "
+        "and alibi is 0.90 below; learned is undefined past 20.",
     ]
+    never = [{**r, "accuracy": [0.0] * UNITS} if r["kind"] == "accuracy" else r for r in records(THREE)]
+    assert Summary(never).best("accuracy", 40) == ()
 
 
 def bimodal() -> list[dict[str, Any]]:
@@ -97,12 +101,12 @@ def bimodal() -> list[dict[str, Any]]:
 
 
 def test_how_many_seeds_solve_it_stands_beside_the_mean() -> None:
-    assert accuracy.solved(Summary(bimodal()), "rope", 40) == "2 of 3 solve it (0.21–0.94)"
+    assert report.solved(Summary(bimodal()), "rope", 40) == "2 of 3 solve it (0.21–0.94)"
     two = [{**r, "configuration": {**r["configuration"], "seeds": [0, 1]}} for r in bimodal() if r["seed"] < 2]
-    assert accuracy.solved(Summary(two), "rope", 40) == "1 of 2 solve it"
-    assert accuracy.solved(Summary(records()), "rope", 40) == ""
+    assert report.solved(Summary(two), "rope", 40) == "1 of 2 solve it"
+    assert report.solved(Summary(records()), "rope", 40) == ""
     parsed = Page(report.html(bimodal(), IMAGES))
-    assert parsed.row("accuracy", "rope")[4] == "0.833 0.12–1.00 2 of 3 solve it (0.21–0.94)"
+    assert parsed.row("schemes", "rope")[4] == "0.833 0.12–1.00 2 of 3 solve it (0.21–0.94)"
 
 
 def test_shares_have_wilsons_interval_of_one_training_and_lie_between_0_and_1() -> None:
@@ -126,11 +130,11 @@ def test_any_first_part_of_the_records_can_be_reported() -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_figure_shows_the_intervals_and_the_training_length(dark: bool) -> None:
-    axes = accuracy.by_length(Summary(records()), dark).axes[0]
+    axes = pictures.accuracy(Summary(records()), dark).axes[0]
     lines = {str(line.get_label()): line for line in axes.get_lines()}
     assert list(np.asarray(lines["rope"].get_xdata())) == [20, 25, 30, 40]
     assert list(np.asarray(lines["learned"].get_xdata())) == [20]
     assert any(label.get_text().endswith("training length") for label in axes.get_xticklabels())
     assert any("learned: undefined past 20" in text.get_text() for text in axes.texts)
-    with pytest.raises(ValueError, match="whose answers are right or wrong, got those of Text"):
-        accuracy.by_length(Summary([]), dark)
+    with pytest.raises(ValueError, match="must be of a puzzle, got those of Text"):
+        pictures.accuracy(Summary([]), dark)

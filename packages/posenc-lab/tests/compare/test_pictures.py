@@ -10,7 +10,6 @@ from posenc_lab.compare.pictures import (
     differences,
     final_tokens,
     sliding,
-    training_by_time,
     windows,
 )
 from posenc_lab.compare.summary import Summary
@@ -102,20 +101,6 @@ def test_what_diverged_is_said_in_every_figure(name: str) -> None:
     said = texts(FIGURES[name](Summary(every), False))
     assert any("diverged at step 40" in text for text in said)
     assert "not measured yet" not in said
-
-
-def test_training_by_time_is_stretched_by_the_time_of_a_step() -> None:
-    records = made_up.records(("nope", "rope"), seeds=(0, 1, 2))
-    figure = training_by_time(Summary(records))
-    record = next(r for r in records if r["kind"] == "training" and r["scheme"] == "rope")
-    line = next(line for line in figure.axes[0].lines if line.get_label() == "rope")
-    # The times of a step are 1.03, 1.04 and 1.05 of 0.04 s.
-    assert list(line.get_xdata()) == pytest.approx([step * 0.04 * 1.04 for step, _ in record["curve"]])
-    assert list(line.get_ydata()) == [bits for _, bits in record["curve"]]
-    untimed = [r for r in records if (r["kind"], r["scheme"]) != ("speed", "rope")]
-    assert "rope" not in lines(training_by_time(Summary(untimed)))
-    none = [r for r in records if r["kind"] != "speed"]
-    assert "not measured yet" in texts(training_by_time(Summary(none)))
 
 
 @pytest.mark.parametrize("name", FIGURES)

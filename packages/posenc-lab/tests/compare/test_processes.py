@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from posenc_lab.compare import job
+from posenc_lab.compare import compare as job
 from posenc_lab.compare import train as training
 from posenc_lab.compare.compare import build_model, compare
 from posenc_lab.compare.config import CompareConfig

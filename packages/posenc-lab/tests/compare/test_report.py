@@ -79,7 +79,7 @@ def test_it_says_how_to_read_it_and_how_to_repeat_it() -> None:
     for said in (
         "No scheme was tuned: all had one learning rate, 0.005 (positional parameters: times what the scheme's",
         "This comparison has one seed, so there are no verdicts: they need at least 3 seeds.",
-        "At the training length of 128 bytes, bits per byte are 2.30 with rope, 2.31 with alibi",
+        "At the training length of 128 bytes, bits per byte: 2.30 with rope, 2.31 with alibi",
         "What must not be concluded",
         "The results are of one seed: the intervals cover the choice of examples",
         "posenc compare --schemes nope,learned,sinusoidal,rope,alibi --text poems --train-length 128",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from posenc_lab.compare import sentences, tables
+from posenc_lab.compare import report
 from posenc_lab.compare.summary import Estimate, Summary
 from posenc_lab.kit.statistics import holm, mean_interval, mean_of
 from tests.compare import made_up
@@ -60,8 +60,8 @@ def test_a_loss_that_is_no_number_stays_one_and_wins_nothing() -> None:
     assert value is not None
     assert not value.finite
     assert summary.best("sliding", 1024) == ("nope",)
-    assert "alibi is not finite" in sentences.observed(summary)[2]
-    assert tables.cell(summary, "sliding", "alibi", 1024) == tables.Cell("not finite", mark="absent")
+    assert "alibi is not finite" in report.observed(summary)[2]
+    assert report.cell(summary, "sliding", "alibi", 1024) == report.Cell("not finite", mark="absent")
 
 
 def test_what_is_missing_is_named() -> None:
@@ -122,7 +122,7 @@ def test_schemes_with_too_few_seeds_are_neither_the_best_nor_worse() -> None:
     summary = Summary(records)
     assert summary.few_seeds() == ("alibi",)
     assert summary.best("sliding", 1024) == ("nope",)
-    found = sentences.observed(summary)
+    found = report.observed(summary)
     assert found[1] == "There are no verdicts on alibi: they need at least 3 seeds."
     assert "nope has the lowest loss among those with 3 seeds, 3.70 bits per byte; rope is" in found[3]
     assert "; alibi has 2.24 with too few seeds; " in found[3]
@@ -138,7 +138,7 @@ def test_a_seed_that_diverged_is_said_and_the_others_count() -> None:
     value = summary.bits("sliding", "alibi", 512)
     assert value is not None
     assert value.seeds == 1
-    said = sentences.observed(summary)[-1]
+    said = report.observed(summary)[-1]
     assert said.startswith("alibi diverged at step 40 with seed 1: ")
     assert said.endswith("its results are from the other seeds.")
 
@@ -146,7 +146,7 @@ def test_a_seed_that_diverged_is_said_and_the_others_count() -> None:
 def test_observations_follow_the_numbers() -> None:
     records = made_up.records(seeds=THREE)
     mean = {s: bits(records, "sliding", s, 1024).mean() for s in ("nope", "sinusoidal", "rope", "alibi")}
-    tuning, trained, past, context = sentences.observed(Summary(records))
+    tuning, trained, past, context = report.observed(Summary(records))
     assert tuning.startswith("No scheme was tuned: ")
     assert trained.startswith(
         "At the training length of 128 bytes, no scheme is shown to beat any of rope (2.31) and alibi (2.32)"
@@ -165,12 +165,12 @@ def test_context_that_changes_nothing_is_said_to() -> None:
     for record in records:
         if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
             record["bits"] = [value + rng.normal(0, 0.001) for value in kept[record["seed"]]]
-    assert "does not change the loss of alibi; raises the loss of nope" in sentences.observed(Summary(records))[3]
+    assert "does not change the loss of alibi; raises the loss of nope" in report.observed(Summary(records))[3]
     for record in records:
         if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
             record["bits"] = [value - 0.005 for value in record["bits"]]
-    assert "lowers the loss of alibi by 0.00 (within the margin)" in sentences.observed(Summary(records))[3]
+    assert "lowers the loss of alibi by 0.00 (within the margin)" in report.observed(Summary(records))[3]
     for record in records:
         if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
             record["bits"] = [value + rng.normal(0, 0.5) for value in record["bits"]]
-    assert "has an undecided effect on alibi" in sentences.observed(Summary(records))[3]
+    assert "has an undecided effect on alibi" in report.observed(Summary(records))[3]

@@ -1,13 +1,11 @@
 """What a report says of tuning, from made-up trials."""
 
 import re
-from itertools import combinations
-from statistics import mean
 from typing import Any
 
 import pytest
 
-from posenc_lab.compare import report, sentences, trials
+from posenc_lab.compare import report
 from posenc_lab.compare.pictures import FIGURES
 from posenc_lab.compare.summary import Summary
 from tests.compare import made_up
@@ -38,21 +36,9 @@ def parsed(records: list[dict[str, Any]]) -> Page:
     return Page(report.html(records, {name: {False: b"", True: b""} for name in FIGURES}))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_the_expected_best_is_the_mean_over_all_draws(count: int) -> None:
-    values = [3.0, 1.0, 4.0, 1.5, 9.0]
-    assert trials.expected_best(values, count) == pytest.approx(mean(map(min, combinations(values, count))))
-
-
-def test_a_wrong_count_is_named() -> None:
-    for count in (0, 3):
-        with pytest.raises(ValueError, match=f"count must be 1 to 2, got {count}"):
-            trials.expected_best([1.0, 2.0], count)
-
-
 def test_whether_schemes_were_tuned_is_said_first() -> None:
     def first(*schemes: str) -> str:
-        return sentences.observed(Summary(tuned(*schemes)))[0]
+        return report.observed(Summary(tuned(*schemes)))[0]
 
     assert first().startswith("No scheme was tuned: all had one learning rate, 0.005 (positional parameters: times")
     assert first("nope", "rope") == "Every scheme was tuned with 5 trials."
@@ -60,11 +46,11 @@ def test_whether_schemes_were_tuned_is_said_first() -> None:
         "rope was tuned with 5 trials; nope was not tuned, and where it stands can be an artefact of the learning rate."
     )
     given = [r for r in tuned("nope", "rope") if (r["kind"], r["scheme"]) != ("trial", "rope")]
-    assert sentences.observed(Summary(given))[0] == (
+    assert report.observed(Summary(given))[0] == (
         "nope was tuned with 5 trials; rope was trained at a learning rate given for it."
     )
     fewer = [r for r in tuned("nope", "rope") if (r["scheme"], r.get("trial")) != ("rope", 4)]
-    assert sentences.observed(Summary(fewer))[0] == "nope was tuned with 5 trials; rope was tuned with 4 trials."
+    assert report.observed(Summary(fewer))[0] == "nope was tuned with 5 trials; rope was tuned with 4 trials."
 
 
 def test_every_trial_is_shown_and_the_best_of_a_scheme_is_marked() -> None:
@@ -82,31 +68,14 @@ def test_every_trial_is_shown_and_the_best_of_a_scheme_is_marked() -> None:
         ["rope", "0.01", "30", "2.600", "3.600", "3.2"],
         ["rope", "0.03", "30", "2.700", "3.700", "3.2"],
     ]
-    assert re.findall(r'class="number best">([^<]*)<', report.html(records, {}).partition("Every trial")[2]) == [
+    assert re.findall(
+        r'class="number best">([^<]*)<', report.html(records, {}).partition("How they were tuned")[2]
+    ) == [
         "2.700",
         "2.400",
     ]
     assert Summary(records).missing() == []
     assert "How they were tuned" not in parsed(tuned()).text
-
-
-def test_what_fewer_trials_would_have_given() -> None:
-    found = Summary(tuned("nope", "rope"))
-    assert trials.budgets(found) == [1, 5]
-    # What diverged counts as the worst that did not: (2.9 + 2.8 + 2.7 + 2.72 + 2.9) / 5.
-    assert trials.expected(trials.of_scheme(found, "nope"), [1, 5]) == ["2.804", "2.700"]
-    assert trials.expected(trials.of_scheme(found, "rope"), [1, 5]) == ["2.530", "2.400"]
-    many = [{**r, "trial": n} for n in range(23) for r in tuned("rope") if r.get("trial") == 0]
-    assert trials.budgets(Summary(many)) == [1, 5, 10, 15, 20, 23]
-    row = parsed(tuned("nope", "rope")).row("budgets", "rope")
-    assert [cell.strip() for cell in row] == ["rope", "2.530", "2.400"]
-
-
-def test_schemes_with_other_numbers_of_trials_are_held_against_one_another_as_far_as_both_go() -> None:
-    records = [r for r in tuned("nope", "rope") if (r["scheme"], r.get("trial")) != ("nope", 4)]
-    assert parsed(records).row("budgets", "nope") == ["nope", "2.780", "–"]
-    every = [{**r, "diverged": "so"} if r["kind"] == "trial" and r["scheme"] == "nope" else r for r in records]
-    assert parsed(every).row("budgets", "nope") == ["nope", "diverged", "diverged"]
 
 
 def test_a_trial_is_the_mean_of_its_tuning_seeds_and_diverges_with_one() -> None:
@@ -116,6 +85,6 @@ def test_a_trial_is_the_mean_of_its_tuning_seeds_and_diverges_with_one() -> None
             record["bits"] += 0.1
     again[0] |= {"bits": None}  # not a finite number
     found = Summary(tuned("nope", "rope") + again)
-    assert [trial.bits for trial in trials.of_scheme(found, "nope")] == [None, 2.8, 2.7, 2.72, None]
-    assert [trial.bits for trial in trials.of_scheme(found, "rope")] == pytest.approx([2.55, 2.45, 2.5, 2.65, 2.75])
-    assert sentences.observed(found)[0] == "Every scheme was tuned with 5 trials."
+    assert [trial.bits for trial in found.trials("nope")] == [None, 2.8, 2.7, 2.72, None]
+    assert [trial.bits for trial in found.trials("rope")] == pytest.approx([2.55, 2.45, 2.5, 2.65, 2.75])
+    assert report.observed(found)[0] == "Every scheme was tuned with 5 trials."

@@ -16,8 +16,8 @@ from posenc.schemes.catalog import catalog
 from posenc_lab.compare.command import _configuration, add_parser
 from posenc_lab.compare.compare import build_model, check, compare
 from posenc_lab.compare.config import CompareConfig, Rate
+from posenc_lab.compare.report import command
 from posenc_lab.compare.summary import Summary
-from posenc_lab.compare.tables import command
 from posenc_lab.compare.task import Loaded
 from posenc_lab.compare.tasks import configured, task_of
 from posenc_lab.compare.train import optimizer_for

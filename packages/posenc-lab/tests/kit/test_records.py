@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from posenc_lab.compare.results import check
+from posenc_lab.compare.summary import check
 from posenc_lab.kit.records import FILE, Records, read
 from tests.compare.small import fill_disk
 

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         return refused(error, "compare")
 
     from posenc_lab.compare import report  # a missing matplotlib must fail before hours of training
-    from posenc_lab.compare.results import check as check_record
+    from posenc_lab.compare.summary import check as check_record
 
     return reported(
         lambda progress: compare(config, arguments.out, progress),

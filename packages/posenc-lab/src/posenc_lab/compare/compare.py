@@ -2,36 +2,39 @@
 windows."""
 
 import math
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
+from urllib.parse import quote
 
 import torch
 from torch import nn
 
+from posenc.command.files import WRITING
 from posenc.command.memory import peak_bytes
 from posenc.command.progress import Progress
 from posenc.models import position_parameters
 from posenc.schemes.own import source_of
 from posenc_lab.compare import checkpoint as checkpoints
-from posenc_lab.compare import results
 from posenc_lab.compare.checkpoint import Reached
 from posenc_lab.compare.config import CompareConfig, Rate
-from posenc_lab.compare.folder import CHECKPOINTS, VERSIONS, check_folder, clear, made_names, name_of
-from posenc_lab.compare.job import Build, Training, follow
 from posenc_lab.compare.layers import position_from
-from posenc_lab.compare.task import Loaded, Task, listed
-from posenc_lab.compare.tasks import complete, task_of
-from posenc_lab.compare.train import TRAINING, TUNING, DivergedError, batch, optimizer_for, rate_of, step_of
+from posenc_lab.compare.summary import check as check_record
+from posenc_lab.compare.summary import results_of
+from posenc_lab.compare.task import Loaded, Measures, Task, listed
+from posenc_lab.compare.tasks import complete, configured, from_toml, task_of
+from posenc_lab.compare.train import TRAINING, TUNING, DivergedError, batch, optimizer_for, rate_of, step_of, train
 from posenc_lab.compare.tuning import chosen, losses, trials
 from posenc_lab.kit import processes, saved
-from posenc_lab.kit.configuration import fingerprint
+from posenc_lab.kit.configuration import differences, fingerprint
 from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.machine import clock_of, device_of, versions
-from posenc_lab.kit.processes import Lead, Stop, own_device
+from posenc_lab.kit.processes import Lead, Stop, jobs, own_device
 from posenc_lab.kit.records import Record, Records, key
 from posenc_lab.kit.turns import orders, ratios
 
@@ -46,6 +49,15 @@ SPEED_ROUNDS = 10
 # of testing make attention more expensive.
 TRAINING_WORK = 3.0
 TESTING_WORK = 1.5
+
+
+CHECKPOINTS = "checkpoints"
+VERSIONS = ("posenc", "torch", "numpy")  # whose versions two measurements must share to be of one comparison
+
+Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
+"""(configuration, scheme, seed) -> model."""
+
+TUNED_STREAM = 2**30  # trials begin with weights that no training has
 
 
 def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
@@ -110,9 +122,9 @@ def _compare(config: CompareConfig, out: Path, progress: Progress, build: Build,
     made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
     if config.plan:
         made_with["plan_digest"] = digest_of(Path(config.plan).read_bytes())
-    with Records(out, results.check) as records, Stop() as stop, progress:
-        made = made_names(out, config)  # before the configuration is saved, which marks the folder as one of compare
-        check_folder(out, config.identity(**made_with), records, made)
+    with Records(out, check_record) as records, Stop() as stop, progress:
+        made = _made_names(out, config)  # before the configuration is saved, which marks the folder as one of compare
+        _check_folder(out, config.identity(**made_with), records, made)
         records.require_sources(config.schemes)
         about = {
             "fingerprint": fingerprint(config.identity(**made_with)),
@@ -125,8 +137,9 @@ def _compare(config: CompareConfig, out: Path, progress: Progress, build: Build,
         lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, lead, build)
         progress.begin(lab.work)  # errors from here on leave a partial report
         saved.save(out, config, made_with)
+        _remove(out, made, checkpoints.SUFFIX + WRITING)  # partially written
         without = (f"left out: {listed(names)}, as {reason}" for reason, names in left_out.items())
-        for line in filter(None, (records.notice, *clear(out, made), loaded.about, loaded.notice, *without)):
+        for line in filter(None, (records.notice, loaded.about, loaded.notice, *without)):
             progress.say(line)
         # Given rates first, so that errors come before hours of tuning.
         rates = {scheme: lab.rate(scheme) for scheme in config.schemes if not lab.tunes(scheme)}
@@ -140,6 +153,61 @@ def _compare(config: CompareConfig, out: Path, progress: Progress, build: Build,
             for scheme in config.schemes:
                 lab.time_steps(scheme, seed)
         return list(records)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training, of which every process does its part. The other jobs are (kind, length): test the trained model."""
+
+    config: CompareConfig
+    text: str  # the digest of the data
+    scheme: str
+    seed: int
+    rate: Rate
+    stream: int
+    checkpoint: Path
+    fingerprint: str
+
+    def model(self, build: Build) -> nn.Module:
+        """The model to train."""
+        seed = self.seed + TUNED_STREAM if self.stream == TUNING else self.seed
+        return build(self.config, self.scheme, seed).to(own_device(self.config.device))
+
+    def run(self, model: nn.Module, loaded: Loaded, tick: Callable[[int, float], bool]) -> Reached:
+        """Trains the model; raises what `train` raises."""
+        task = task_of(self.config.task)
+        return train(
+            model,
+            loaded.train,
+            self.config,
+            self.seed,
+            self.checkpoint,
+            rate=self.rate,
+            stream=self.stream,
+            fingerprint=self.fingerprint,
+            loss_of=task.loss,
+            targets=task.targets,
+            tick=tick,
+        )
+
+
+def follow(build: Build) -> None:
+    """Does the jobs that the first process tells. ValueError for a text that is not the first process's."""
+    loaded: Loaded | None = None
+    measures: Measures | None = None
+    with Stop() as stop:
+        for job in jobs():
+            if not isinstance(job, Training):
+                assert measures is not None
+                measures.measure(*job)
+                continue
+            loaded = loaded or task_of(job.config.task).load(job.config)
+            if loaded.digest != job.text:
+                raise ValueError(f"text must be the same in all processes, got {loaded.digest} and {job.text}")
+            model = job.model(build)
+            with suppress(DivergedError):
+                job.run(model, loaded, lambda step, bits: stop.asked)
+            measures = loaded.evaluator(model, own_device(job.config.device), lambda tokens: stop.check_all())
 
 
 @dataclass
@@ -308,7 +376,7 @@ class _Lab:
             progress.skip(self.step_work * (config.steps - last) * (not self.stop.asked))
 
     def _checkpoint(self, scheme: str, seed: int, trial: int | None = None) -> Path:
-        return self.out / CHECKPOINTS / f"{name_of(scheme, seed, trial)}{checkpoints.SUFFIX}"
+        return self.out / CHECKPOINTS / f"{_name_of(scheme, seed, trial)}{checkpoints.SUFFIX}"
 
     def time_steps(self, scheme: str, seed: int) -> None:
         """Measures the time of a training step relative to that of the model without positions. Steps are interleaved
@@ -339,3 +407,58 @@ class _Lab:
         named = {"kind": kind, "scheme": scheme, "seed": seed} | ({} if length is None else {"length": length})
         self.records.append({**named, **result}, self.about)
         self.stop.check()
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def _name_of(scheme: str, seed: int, trial: int | None = None) -> str:
+    name = f"{quote(scheme, safe='+')}-{seed}"  # a scheme of the user's own has a path in its name
+    return name if trial is None else f"{name}-trial-{trial}"
+
+
+def _made_names(out: Path, config: CompareConfig) -> frozenset[str]:
+    """The names of the checkpoints that the comparison in ``out`` makes, by the configuration it saved and by this one.
+    Nothing else is ever removed, and nothing at all without a saved configuration."""
+    if not (out / saved.FILE).exists():
+        return frozenset()
+    both = (from_toml(out / saved.FILE), config)
+    tried = [None, *range(max(len(each.tune_rates) * max(len(each.tune_multipliers), 1) for each in both))]
+    schemes = {scheme for each in both for scheme in each.schemes}
+    seeds = {seed for each in both for seed in (*each.seeds, *each.tune_seeds)}
+    return frozenset(_name_of(*of) for of in product(schemes, seeds, tried))
+
+
+def _remove(out: Path, made: frozenset[str], suffix: str) -> None:
+    """Removes the files among the checkpoints that have one of these names and this suffix."""
+    for path in (out / CHECKPOINTS).glob(f"*{suffix}"):
+        if path.name.removesuffix(suffix) in made:
+            path.unlink()
+
+
+def _check_folder(out: Path, identity: dict[str, Any], records: Records, made: frozenset[str]) -> None:
+    """ValueError, saying what differs, if another comparison has records in ``out``, and, naming the line, for a record
+    that is of another. Where nothing was measured, another's checkpoints, of the names ``made``, are removed."""
+    there = saved.identity_in(out, configured)
+    if len(records):
+        saved.require_same(out, there, identity, "comparison")
+    elif there and differences(there, identity):
+        _remove(out, made, checkpoints.SUFFIX)
+    for line, record in records.numbered():
+        if of_another := _of_another(record, identity):
+            raise ValueError(f"{records.path}, line {line}, is not of this comparison ({of_another}): remove that line")
+
+
+def _of_another(record: Record, identity: dict[str, Any]) -> str:
+    """How a record differs from the comparison of this ``identity``; empty if it belongs to it."""
+    if record["kind"] not in results_of(identity.get("task", "text")):
+        return f"its kind is {record['kind']!r}"
+    made_with = {"text_digest": record["text"].get("digest"), **{k: record["versions"].get(k) for k in VERSIONS}}
+    if "plan" in record:
+        made_with["plan_digest"] = record["plan"]
+    try:
+        its = configured(record["configuration"]).identity(**made_with)
+    except ValueError as error:
+        return f"its configuration: {error}"
+    here = fingerprint(identity)
+    return differences({**its, "fingerprint": record["fingerprint"]}, {**identity, "fingerprint": here})

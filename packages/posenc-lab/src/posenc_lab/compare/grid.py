@@ -17,8 +17,7 @@ from posenc.arguments import check_name, shown
 from posenc.command.progress import Progress
 from posenc_lab.compare.compare import ALL, compare, resolved
 from posenc_lab.compare.config import CompareConfig
-from posenc_lab.compare.results import check
-from posenc_lab.compare.summary import Summary
+from posenc_lab.compare.summary import Summary, check
 from posenc_lab.compare.tasks import configured
 from posenc_lab.compare.tuning import trials
 from posenc_lab.executors.executor import Executor

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
-from posenc_lab.compare import report, tables
+from posenc_lab.compare import report
 from posenc_lab.compare.grid import Cell, Grid, value_of
 from posenc_lab.compare.summary import Summary
 from posenc_lab.kit import page
@@ -44,20 +44,19 @@ def table_of(grid: Grid, found: Found) -> Table:
     rows: list[Row] = []
     for values, records in groups.items():
         summary = Summary(records)
-        kind = tables.KIND if tables.KIND in summary.task.kinds else next(iter(summary.task.kinds))
         for scheme in summary.schemes:
             seeds = len(summary.measured(scheme))
-            ends = [_score(summary, kind, scheme, n) for n in (summary.train_length, summary.test_lengths[-1])]
+            ends = [_score(summary, scheme, n) for n in (summary.train_length, summary.test_lengths[-1])]
             rows.append([*values, scheme, summary.task.score, str(seeds), *ends])
     numbers = [Column(name) for name in ("seeds", "at the training length", "at the longest")]
     lead = "Means over seeds and windows, ± half the 95 % interval. Bits: lower is better; accuracy: higher."
     return Table("Every configuration", lead, [*varied, "scheme", "score", *numbers], rows, id="cells")
 
 
-def _score(summary: Summary, kind: str, scheme: str, length: int) -> str:
-    value = summary.bits(kind, scheme, length)
+def _score(summary: Summary, scheme: str, length: int) -> str:
+    value = summary.bits(summary.kind, scheme, length)
     if value is None or not value.finite:
-        return summary.no_value(scheme, length, kind) or ("–" if value is None else "not finite")
+        return summary.no_value(scheme, length, summary.kind) or ("–" if value is None else "not finite")
     return f"{value.mean:.3f} ± {(value.high - value.low) / 2:.3f}"
 
 

@@ -4,17 +4,50 @@ An incomplete run can be reported too; the report then lists what is missing.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.table import Table as RichTable
 
-from posenc_lab.compare import accuracy, pictures, sentences, tables, trials
+from posenc_lab.compare import pictures
+from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.puzzle import Puzzle
-from posenc_lab.compare.summary import Record, Summary
+from posenc_lab.compare.summary import Estimate, Record, Summary, multiple
 from posenc_lab.compare.task import Task, listed
 from posenc_lab.kit import page
-from posenc_lab.kit.report import Cell, Column, Items, Paragraph, Part, Report, Section, Table, Warn, as_printed
+from posenc_lab.kit.command import command_of
+from posenc_lab.kit.page import joined, strong
+from posenc_lab.kit.records import made_with
+from posenc_lab.kit.report import (
+    Cell,
+    Column,
+    Figures,
+    Items,
+    Paragraph,
+    Part,
+    Report,
+    Row,
+    Section,
+    Table,
+    Warn,
+    as_printed,
+)
+from posenc_lab.kit.statistics import LEAST_SEEDS, wilson
+
+CAPTIONS = {
+    "sliding": "Bits per byte against test length, over sliding windows. The same bytes are scored at every length. "
+    "Bars: 95 % intervals.",
+    "windows": "Bits per byte against test length, over separate windows: every byte is scored, including the first of "
+    "a window.",
+    "accuracy": "Share of rows in which every character that is to be told is right, against their length. Bars: 95 % "
+    "intervals.",
+    "final_tokens": "Bits per byte of the same final bytes as their context grows. A line below its dashed line: "
+    "context beyond the training length helps.",
+    "by_position": "Bits per byte by position in the longest window, with 95 % intervals over windows.",
+    "training": "Training loss against step, a line for each seed.",
+}
 
 
 def write(records: Sequence[Record], out: str | Path) -> Path:
@@ -29,45 +62,58 @@ def html(records: Sequence[Record], images: page.Images) -> str:
 
 
 def figures(task: Task) -> dict[str, Callable[[Summary, bool], Figure]]:
-    return accuracy.FIGURES if isinstance(task, Puzzle) else pictures.FIGURES
+    return pictures.OF_PUZZLES if isinstance(task, Puzzle) else pictures.FIGURES
 
 
 def content(summary: Summary) -> Report:
     """The contents of the page."""
-    right_or_wrong = isinstance(summary.task, Puzzle)
-    words = accuracy if right_or_wrong else sentences
-    numbers = accuracy.numbers(summary) if right_or_wrong else tables.numbers(summary)
+    task = summary.task
+    left_out = "; ".join(f"{listed(names)} ({reason})" for reason, names in task.left_out().items())
     return Report(
         title=f"posenc compare: {', '.join(summary.schemes)}",
-        heading=summary.task.title if isinstance(summary.task, Puzzle) else "Train short, test long",
+        heading=task.title if isinstance(task, Puzzle) else "Train short, test long",
         lead=[_lead(summary)],
         parts=[
             *_warnings(summary),
-            Section("Results", [Items(words.observed(summary) or ["Nothing yet."], "results")]),
-            *numbers,
-            *trials.sections(summary),
-            Section("How to read this", [Items(words.how_to_read(summary))]),
-            Section("What must not be concluded", [Items(words.not_concluded(summary)), *_left_out(summary)]),
+            Section("Results", [Items(observed(summary) or ["Nothing yet."], "results")]),
+            *_numbers(summary),
+            *_trials(summary),
+            Section("How to read this", [Items(_how_to_read(summary))]),
+            Section(
+                "What must not be concluded",
+                [
+                    Items(_not_concluded(summary)),
+                    Paragraph(f"Schemes of the catalog that do not apply to this task: {left_out}.", faint=True),
+                ],
+            ),
         ],
-        command=tables.command(summary),
-        environment=tables.environment(summary),
+        command=command(summary),
+        environment=made_with(summary.records, _facts),
     )
+
+
+def command(summary: Summary) -> str:
+    """The command that repeats this comparison."""
+    seeds = sorted({seed for _, seed in summary.trainings})
+    given = {**summary.configuration, "schemes": list(summary.schemes), "seeds": seeds}
+    return command_of(("posenc", "compare"), given, CompareConfig)
+
+
+def _facts(record: Record) -> dict[str, Any]:
+    """The text, versions and machine that a record was made with."""
+    labels = {"about": "text", "digest": "digest of the text"}
+    parts = [record.get(part) or {} for part in ("text", "versions", "machine")]
+    return {labels.get(name, name): value for part in parts for name, value in part.items()}
 
 
 def _lead(summary: Summary) -> str:
     """A paragraph on the schemes, the lengths and the data."""
-    task, lengths = summary.task, summary.test_lengths
+    lengths, count = summary.test_lengths, len(summary.schemes)
     about = str(((summary.records[-1] if summary.records else {}).get("text") or {}).get("about", ""))
-    if isinstance(task, Puzzle):
-        tested = f" and tested at {lengths[0]:,} to {lengths[-1]:,}" if lengths else ""
-        about = about.capitalize() if about.startswith("made") else about
-        said = f" {about}." if about else ""
-    else:
-        tested = f" and tested at up to {lengths[-1]:,}" if lengths else ""
-        said = f" Text: {about}." if about else ""
-    several = len(summary.schemes) != 1
-    count = f"{len(summary.schemes)} positional encodings" if several else "One positional encoding"
-    return f"{count} in the same small model, trained at {summary.train_length:,} {task.lengths}{tested}.{said}"
+    tested = f" and tested at {lengths[0]:,} to {lengths[-1]:,}" if lengths else ""
+    encodings = "One positional encoding" if count == 1 else f"{count} positional encodings"
+    trained = f"trained at {summary.train_length:,} {summary.task.lengths}{tested}"
+    return f"{encodings} in the same small model, {trained}.{f' Data: {about}.' if about else ''}"
 
 
 def _warnings(summary: Summary) -> list[Part]:
@@ -82,67 +128,442 @@ def _warnings(summary: Summary) -> list[Part]:
     return found
 
 
-def _left_out(summary: Summary) -> list[Part]:
-    left_out = "; ".join(f"{listed(names)} ({reason})" for reason, names in summary.task.left_out().items())
-    said = f"Schemes of the catalog that do not apply to this task: {left_out}."
-    return [Paragraph(said, faint=True)] if left_out else []
+# --- sentences ------------------------------------------------------------------------------------------------------
+
+
+def observed(summary: Summary) -> list[str]:
+    """How the schemes were tuned, the results at the training length and at the longest, the use of context, and
+    divergence; with verdicts only where there are enough seeds."""
+    trained, longest = summary.train_length, max(summary.lengths(summary.kind), default=0)
+    found = [*preface(summary), _order(summary, trained)]
+    if longest > trained:
+        found += [_order(summary, longest), _use_of_context(summary, longest)]
+    for scheme in summary.schemes:
+        if words := summary.diverged(scheme):
+            rest = "its results are from the other seeds" if summary.measured(scheme) else "it was not tested"
+            found.append(f"{scheme} {words}: its loss was no longer finite, so {rest}.")
+    return [sentence for sentence in found if sentence]
+
+
+def preface(summary: Summary) -> list[str]:
+    """How the schemes were tuned, and whether there are enough seeds."""
+    if not any(map(summary.measured, summary.schemes)):
+        return []
+    few = summary.few_seeds()
+    most = max(len(summary.measured(scheme)) for scheme in summary.schemes)
+    planned = len({seed for _, seed in summary.trainings})
+    seeds = f"results of {most} of {planned} seeds" if most < planned else "one seed" if most == 1 else f"{most} seeds"
+    verdicts = ""
+    if most < LEAST_SEEDS:
+        verdicts = f"This comparison has {seeds}, so there are no verdicts: they need at least {LEAST_SEEDS} seeds."
+    elif few:
+        verdicts = f"There are no verdicts on {listed(few)}: they need at least {LEAST_SEEDS} seeds."
+    return [sentence for sentence in (_tuned(summary), verdicts) if sentence]
+
+
+def _tuned(summary: Summary) -> str:
+    """A sentence on how the schemes were tuned; empty if none is trained."""
+    trained = [s for s in summary.schemes if summary.of("training", s)]
+    done = [s for s in trained if any(r.get("tuned") for r in summary.of("training", s))]
+    if trained and not done:
+        rate = summary.configuration.get("learning_rate")
+        return (
+            f"No scheme was tuned: all had one learning rate{f', {rate:g}' if rate else ''} (positional parameters: "
+            "times what the scheme's entry says), and their order can be an artefact of it. In posenc's study, on the "
+            "Python files kept for tuning, T5 needs 2.00 bits per byte with one rate of 0.005 for all that is learned, "
+            "and 1.64 tuned."
+        )
+    counts = {scheme: len(summary.trials(scheme)) for scheme in done}
+    parts = []
+    for count in dict.fromkeys(counts.values()):
+        whose = [scheme for scheme, its in counts.items() if its == count]
+        were = "Every scheme was" if len(whose) == len(trained) else f"{listed(whose)} {'were' if whose[1:] else 'was'}"
+        parts.append(f"{were} {f'tuned with {count} trials' if count else 'trained at a learning rate given for it'}")
+    if without := [scheme for scheme in trained if scheme not in done]:
+        were, stand = ("were", "they stand") if without[1:] else ("was", "it stands")
+        parts.append(f"{listed(without)} {were} not tuned, and where {stand} can be an artefact of the learning rate")
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def _order(summary: Summary, length: int) -> str:
+    """The results at a length: the best, and how far the others are from it."""
+    kind, of_puzzle = summary.kind, isinstance(summary.task, Puzzle)
+    found = {s: e for s in summary.schemes if (e := summary.bits(kind, s, length))}
+    means = {s: e.mean for s, e in found.items() if e.finite}
+    if not means:
+        return ""
+    where, best = _where(summary, length), summary.best(kind, length)
+    measure = pictures.measure(summary.task)
+    unit = "" if of_puzzle else f" {measure}"
+    order = sorted(means, key=lambda s: -means[s] if of_puzzle else means[s])
+
+    if best:
+        top, judged = means[best[0]], [s for s in order if found[s].judged]
+        among = "" if len(judged) == len(order) else f" among those with {LEAST_SEEDS} seeds"
+        if best[1:]:
+            named = listed(f"{s} ({means[s]:.2f})" for s in best)
+            words = f"{where}, no scheme is shown to beat any of {named}{unit}{among}"
+        else:
+            superlative = "highest share of right answers" if of_puzzle else "lowest loss"
+            words = f"{where}, {best[0]} has the {superlative}{among}, {top:.2f}{unit}"
+        side = "below" if of_puzzle else "above"
+        parts = [listed(f"{s} is {abs(means[s] - top):.2f} {side}" for s in judged if s not in best)]
+        parts += [f"{s} has {means[s]:.2f} with too few seeds" for s in order if s not in judged]
+    else:
+        words = f"{where}, {measure}: {listed(f'{means[s]:.2f} with {s}' for s in order)}"
+        parts = []
+    parts += [f"{s} is not finite" for s, e in found.items() if not e.finite]
+    parts += [f"{s} is {summary.end(s, kind)}" for s in summary.schemes if summary.undefined(s, length, kind)]
+    absent = [s for s in summary.schemes if s not in found and not summary.no_value(s, length, kind)]
+    parts += [f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} not measured"] if absent else []
+    return "; ".join([words, *filter(None, parts)]) + "."
+
+
+def _where(summary: Summary, length: int) -> str:
+    lengths, trained = summary.task.lengths, summary.train_length
+    if length == trained:
+        return f"At the training length of {length:,} {lengths}"
+    return f"At {length:,} {lengths}, {length / trained:g}× the training length"
+
+
+def solved(summary: Summary, scheme: str, length: int) -> str:
+    """How many seeds solve a puzzle: a training either finds the algorithm or does not, which a mean hides. With
+    Wilson's interval from three seeds on; empty for one seed, and for text."""
+    means = summary.by_seed(summary.kind, scheme, length)
+    if not isinstance(summary.task, Puzzle) or len(means) < 2:
+        return ""
+    right = sum(mean >= summary.task.solved for mean in means)
+    words = f"{right} of {len(means)} solve it"
+    if len(means) < LEAST_SEEDS:
+        return words
+    _, low, high = wilson(right, len(means))
+    return f"{words} ({low:.2f}–{high:.2f})"
+
+
+def _use_of_context(summary: Summary, length: int) -> str:
+    """Whether context beyond the training length helps, compared with the truncated baseline on the same bytes."""
+    effects = {s: e for s in summary.schemes if (e := _gain_of_context(summary, s, length)) and e.finite}
+    grouped: dict[str, list[str]] = {}
+    for scheme, effect in effects.items():
+        verdict = summary.verdict(effect)
+        if not verdict:
+            without = " (no verdict)" if summary.enough_seeds() else ""  # else said of all
+            form, words = f"changes the loss of {{}}{without}", f"{scheme} by {effect.mean:+.2f}".replace("-", "−")
+        elif verdict in ("tied", "undecided"):
+            form = "does not change the loss of {}" if verdict == "tied" else "has an undecided effect on {}"
+            words = scheme
+        else:
+            side, _, small = verdict.partition(", ")
+            form = "lowers the loss of {}" if side == "lower" else "raises the loss of {}"
+            words = f"{scheme} by {abs(effect.mean):.2f}{f' ({small})' if small else ''}"
+        grouped.setdefault(form, []).append(words)
+    words = "; ".join(form.format(listed(schemes)) for form, schemes in sorted(grouped.items()))
+    start = f"A context of {length:,} bytes instead of {summary.train_length:,} for the final bytes"
+    return f"{start} {words} (bits per byte)." if words else ""
+
+
+def _gain_of_context(summary: Summary, scheme: str, length: int) -> Estimate | None:
+    """Bits per byte of the final bytes with a context of ``length``, minus those with the training length."""
+    return summary.difference("final_tokens", scheme, scheme, length, "truncated", summary.train_length)
+
+
+def _how_to_read(summary: Summary) -> list[str]:
+    several = any(len(summary.measured(s)) > 1 for s in summary.schemes)
+    units = ("rows" if isinstance(summary.task, Puzzle) else "windows of text") + " and over seeds" * several
+    if isinstance(summary.task, Puzzle):
+        found = [
+            "Higher is better: 1 is every answer right.",
+            f"Bars are 95 % intervals over {units} (Student's t; of one training, Wilson's). All schemes have the "
+            "same test examples, so differences are paired.",
+            *summary.task.how_to_read,
+        ]
+    else:
+        found = [
+            "Lower is better. Bits per byte is the average loss on the next byte of held-out text, in bits.",
+            "Sliding windows score the same bytes at every length, so only the context before them differs. Separate "
+            "windows score every byte. The first bytes of a window have almost no context, so the loss decreases with "
+            "the length for that reason alone (the early-token curse).",
+            "Final bytes are the last of a window, the same at every length. Dashed: the same bytes, each predicted "
+            f"from exactly the {summary.train_length:,} bytes before it. A scheme below its dashed line uses the "
+            "longer context; one above it is harmed by it.",
+            f"Bars are 95 % intervals over {units} (Student's t). All schemes are tested on the same windows, so "
+            "schemes whose bars overlap may still differ: see the paired differences.",
+        ]
+    verdicts = [
+        "Lower or higher: the 95 % interval of the paired difference excludes zero. Tied: its 90 % interval lies "
+        f"within ±{summary.task.margin:g}, so a difference that matters is ruled out. Within the margin: both. "
+        "Undecided: neither; more seeds or windows could decide.",
+        "The best at a length are the schemes that no other is shown to beat. All pairs are tested with Holm's "
+        "correction: among equal schemes, one is excluded in at most 5 % of comparisons.",
+    ]
+    enough = len(summary.enough_seeds())
+    return [*found, *verdicts[: min(enough, 2)]]  # the second is of several schemes
+
+
+def _not_concluded(summary: Summary) -> list[str]:
+    sizes = [e for s in summary.schemes if (e := summary.number("training", s, "parameters"))]
+    # To two digits: 370,000.
+    size = f"about {float(f'{max(sizes):.2g}'):,.0f} parameters" if sizes else "few parameters"
+    found = [
+        f"This is a small model ({size}) trained briefly ({summary.configuration.get('steps', 0):,} steps) on one "
+        "task. The order of the schemes may differ in a larger model, after longer training, or on other data."
+    ]
+    few = summary.few_seeds()
+    if alone := [scheme for scheme in few if len(summary.measured(scheme)) == 1]:
+        tested = [scheme for scheme in summary.schemes if summary.measured(scheme)]
+        whose = "" if len(alone) == len(tested) else f" of {listed(alone)}"
+        found.append(
+            f"The results{whose} are of one seed: the intervals cover the choice of examples, but not the variance "
+            "between training runs."
+        )
+    if few != tuple(alone):
+        found.append(
+            "Two seeds hardly measure the variance between training runs: in about one of ten pairs of equal schemes "
+            "the interval excludes zero."
+        )
+    if isinstance(summary.task, Puzzle):
+        found += summary.task.not_concluded
+    else:
+        found.append(
+            "A low loss beyond the training length does not show that the model uses the far context: a scheme that "
+            "attends only to near bytes has it too. Compare the final bytes with their dashed lines."
+        )
+    found += [
+        "Undefined does not mean a bad result: the scheme does not define positions there.",
+        f"Speed and memory are of this machine and this model size; step times are interleaved with "
+        f"{summary.timed_against}'s, so the load of the machine cancels.",
+    ]
+    if any(map(summary.diverged, summary.schemes)):
+        found.append(
+            "Divergence shows that the learning rate was too high here, not that the scheme cannot be trained."
+        )
+    return found
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def _numbers(summary: Summary) -> list[Part]:
+    """The figures and the tables."""
+    lengths, of_puzzle = summary.test_lengths, isinstance(summary.task, Puzzle)
+    costs = (
+        Column("parameters", "positional"),
+        Column("step time", f"÷ {summary.timed_against}'s"),
+        Column("memory", "peak of a step"),
+    )
+    rows: list[Row] = []
+    for scheme in summary.schemes:
+        name = Cell(scheme, [summary.end(scheme, summary.kind), summary.diverged(scheme)])
+        cells = [
+            cell(summary, summary.kind, scheme, n, solved(summary, scheme, n), scheme in summary.best(summary.kind, n))
+            for n in lengths
+        ]
+        rows.append([name, *cells, *_costs(summary, scheme)])
+    what = "The share of right answers" if of_puzzle else "Bits per byte over sliding windows"
+    lead = f"{what} at each test length, with 95 % intervals{', and how many seeds solve the task' * of_puzzle}."
+    if summary.enough_seeds()[1:]:
+        lead += " Shaded: the schemes that no other is shown to beat at that length."
+    first: list[Part] = [
+        _figures("accuracy") if of_puzzle else _figures("sliding", "windows"),
+        Table("All schemes", lead, ["scheme", *_columns(summary), *costs], rows, id="schemes"),
+        *(Paragraph(words, faint=True) for words in _why_undefined(summary)),
+        *_differences(summary),
+    ]
+    if of_puzzle:
+        return [*first, Section("How they learned", [_figures("training")])]
+    means = Table("", "", ["scheme", "measurement", *_columns(summary)], _means(summary), id="means")
+    others: list[Part] = [
+        _figures("final_tokens", "by_position", "training"),
+        Section("Numbers of the other figures", [means], folded=True),
+    ]
+    return [*first, Section("Loss by position and use of context", others)]
+
+
+def _figures(*names: str) -> Figures:
+    return Figures({name: CAPTIONS[name] for name in names})
+
+
+def _columns(summary: Summary) -> list[Column]:
+    """A column for each test length, with how many times the training length it is."""
+    return [Column(f"{n:,}", multiple(n, summary.train_length)) for n in summary.test_lengths]
+
+
+def _costs(summary: Summary, scheme: str) -> list[Cell]:
+    def shown(kind: str, name: str, form: str, scale: float = 1) -> str:
+        absent = "diverged" if kind == "training" and summary.diverged(scheme) else "missing"
+        return summary.shown(kind, scheme, name, form, scale) or absent
+
+    ends = filter(None, (summary.shown("speed", scheme, end, "{:.2f}") for end in ("low", "high")))
+    return [
+        Cell(shown("training", "parameters", "{:,.0f}"), [shown("training", "position_parameters", "{:,.0f}")]),
+        Cell(shown("speed", "step_ratio", "{:.2f}×"), ["–".join(ends)]),
+        Cell(shown("training", "peak_bytes", "{:,.0f} MB", 1e-6)),
+    ]
+
+
+def _why_undefined(summary: Summary) -> list[str]:
+    """A sentence on each scheme that is undefined at some length."""
+    whys = {s: [summary.undefined(s, n, summary.kind) for n in summary.test_lengths] for s in summary.schemes}
+    return [f"{s} is {summary.end(s, summary.kind)}: {next(filter(None, why))}" for s, why in whys.items() if any(why)]
+
+
+def cell(summary: Summary, kind: str, scheme: str, length: int, note: str = "", best: bool = False) -> Cell:
+    """A mean and its interval, or one word that says why there is none."""
+    value = summary.bits(kind, scheme, length)
+    if value is None:
+        return Cell(summary.no_value(scheme, length, kind) or "missing", mark="absent")
+    if not value.finite:
+        return Cell("not finite", mark="absent")
+    return Cell(f"{value.mean:.3f}", [f"{value.low:.2f}–{value.high:.2f}", note], "best" if best else "")
+
+
+def _differences(summary: Summary) -> list[Part]:
+    """Every other scheme minus the reference, paired, with a verdict; and all pairs."""
+    reference, kind, lengths = summary.reference, summary.kind, summary.test_lengths
+    rows: list[Row] = []
+    most = 0
+    for scheme in summary.schemes:
+        if scheme != reference:
+            gaps = [summary.difference(kind, scheme, reference, n) for n in lengths]
+            seeds = max((gap.seeds for gap in gaps if gap), default=0)
+            rows.append([scheme, *(_gap(summary, scheme, reference, n) for n in lengths), str(seeds)])
+            most = max(most, seeds)
+    if not rows:
+        return []
+    of_puzzle = isinstance(summary.task, Puzzle)
+    lead = joined(
+        f"Each scheme's {pictures.measure(summary.task)} minus {reference}'s, on the same examples"
+        f"{' and with the same seeds' * (most > 1)}; {'above' if of_puzzle else 'below'} zero is better. ",
+        "The intervals cover examples and seeds." if most > 1 else strong("Over examples, with one seed."),
+    )
+    caption = (
+        f"Difference from {reference} in bits per byte against test length, over sliding windows, with paired 95 % "
+        "intervals."
+    )
+    parts: list[Part] = [
+        Paragraph(lead),
+        *([] if of_puzzle else [Figures({"differences": caption})]),
+        Table("", "", ["scheme", *_columns(summary), Column("seeds")], rows, id="differences"),
+    ]
+    ends = dict.fromkeys((summary.train_length, max(summary.lengths(kind), default=0)))
+    matrices = [matrix for n in ends if (matrix := _matrix(summary, n)).rows]
+    if matrices:
+        said = (
+            "The scheme of the row minus that of the column, on the same examples and with the same seeds, with 95 % "
+            "intervals. There is no correction for multiple comparisons: of twenty pairs of equal schemes, about one "
+            "is called different."
+        )
+        numbered = (replace(each, id=f"pairs-{i}") for i, each in enumerate(matrices, 1))
+        parts.append(Section("Differences between all pairs", [Paragraph(said), *numbered], folded=True))
+    return [Section(f"Paired differences from {reference}", parts)]
+
+
+def _gap(summary: Summary, scheme: str, other: str, length: int) -> Cell:
+    """A paired difference, its interval and the verdict, or one word that says why there is none."""
+    value = summary.difference(summary.kind, scheme, other, length)
+    if value is None:
+        both = [cell(summary, summary.kind, name, length).text for name in (scheme, other)]
+        return Cell(next((word for word in ("diverged", "undefined") if word in both), "missing"), mark="absent")
+    if not value.finite:
+        return Cell("not finite", mark="absent")
+    mean, interval = f"{value.mean:+.3f}", f"{value.low:+.3f} to {value.high:+.3f}"
+    return Cell(mean.replace("-", "−"), [interval.replace("-", "−"), summary.verdict(value)])
+
+
+def _matrix(summary: Summary, length: int) -> Table:
+    """Every scheme that has a number at a length minus every other; without rows for fewer than two."""
+    schemes = [scheme for scheme in summary.schemes if summary.bits(summary.kind, scheme, length)]
+    table = Table(f"At {length:,} {summary.task.lengths}", "", ["minus", *map(Column, schemes)])
+    for one in schemes if schemes[1:] else ():
+        table.rows.append([one, *(_gap(summary, one, s, length) if one != s else "" for s in schemes)])
+    return table
+
+
+def _means(summary: Summary) -> list[Row]:
+    """The other measurements made per length."""
+    kinds = {"windows": "separate windows", "truncated": "truncated", "final_tokens": "final bytes"}
+
+    def at(kind: str, scheme: str, length: int) -> Cell:
+        return cell(summary, kind, scheme, length) if length in summary.lengths(kind) else Cell("–", mark="absent")
+
+    return [
+        [scheme, what, *(at(kind, scheme, n) for n in summary.test_lengths)]
+        for kind, what in kinds.items()
+        for scheme in summary.schemes
+    ]
+
+
+def _trials(summary: Summary) -> list[Part]:
+    """The table of all trials; nothing where there are none."""
+
+    def number(value: float | None, form: str, absent: str = "–") -> str:
+        return absent if value is None else form.format(value)
+
+    rows: list[Row] = []
+    for scheme in summary.schemes:
+        found = summary.trials(scheme)
+        best = min((trial.bits for trial in found if trial.bits is not None), default=None)
+        for trial in sorted(found, key=lambda trial: (trial.learning_rate or 0, trial.multiplier or 0)):
+            is_best = trial.bits is not None and trial.bits == best
+            rows.append(
+                [
+                    scheme,
+                    number(trial.learning_rate, "{:g}"),
+                    number(trial.multiplier, "{:g}"),
+                    Cell(number(trial.bits, "{:.3f}", "diverged"), mark="best" if is_best else ""),
+                    number(trial.longest, "{:.3f}"),
+                    number(trial.seconds, "{:.1f}"),
+                ]
+            )
+    if not rows:
+        return []
+    heads = map(Column, ("learning rate", "multiplier", "loss", "at the longest length", "seconds"))
+    lead = (
+        f"Loss on validation text or examples ({summary.task.unit}). Shaded: the best trial of a scheme. The "
+        "multiplier applies to the learning rate of positional parameters."
+    )
+    return [Section("How they were tuned", [Table("", lead, ["scheme", *heads], rows, id="trials")], folded=True)]
+
+
+# --- the terminal ---------------------------------------------------------------------------------------------------
 
 
 def terminal_table(records: Sequence[Record]) -> RichTable:
     """The main numbers of every scheme, for a terminal of 100 columns."""
     summary = Summary(records)
-    notes = sentences.preface(summary)
-    table, legend = (_accuracies if isinstance(summary.task, Puzzle) else _all_bits)(summary)
-    star = "*: no other scheme is shown to be better; " if summary.enough_seeds()[1:] else ""
-    notes += [star + legend, *(f"{s} {words}." for s in summary.schemes if (words := summary.diverged(s)))]
-    if missing := len(summary.lacking()):
-        notes.append(f"{missing} of {len(summary.trainings)} trainings are incomplete: see the report.")
-    shown = as_printed(table)
-    shown.title, shown.caption = table.title, "\n".join(notes)
-    return shown
-
-
-def _all_bits(summary: Summary) -> tuple[Table, str]:
-    """The table of a task in bits, and its legend."""
-    lengths = _few(summary.test_lengths, summary.train_length)
-    title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} bytes"
+    kind, trained, lengths = summary.kind, summary.train_length, _few(summary.test_lengths, summary.train_length)
     names = ("params", "step", "MB", *(f"{length:,} " for length in lengths))
-    table = Table(title, "", [Column("scheme", number=False), *map(Column, names)])
-    lowest = {length: summary.best(tables.KIND, length) for length in lengths}
+    table = Table("", "", [Column("scheme", number=False), *map(Column, names)])
     for scheme in summary.schemes:
         once = (
             summary.shown("training", scheme, "parameters", "{:.0f}k", 1e-3) or "–",
             summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–",
             summary.shown("training", scheme, "peak_bytes", "{:,.0f}", 1e-6) or "–",
         )
-        table.rows.append([scheme, *once, *(_cell(_bits(summary, scheme, n), scheme in lowest[n]) for n in lengths)])
-    return table, f"±: half the 95 % interval; step: time ÷ {summary.timed_against}'s; –: not measured."
-
-
-def _accuracies(summary: Summary) -> tuple[Table, str]:
-    """The table of a puzzle, and its legend."""
-    lengths = _few(summary.test_lengths, summary.train_length)
-    title = f"Share of right answers, trained at {summary.train_length:,} {summary.task.lengths}"
-    names = ("step", *(f"{length:,} " for length in lengths))
-    table = Table(title, "", [Column("scheme", number=False), *map(Column, names)])
-    for scheme in summary.schemes:
         cells = []
-        for n in lengths:
-            value = summary.bits(accuracy.KIND, scheme, n)
-            shown = f"{value.mean:.3f}" if value else "undef." if summary.undefined(scheme, n, accuracy.KIND) else "–"
-            cells.append(_cell(shown, scheme in accuracy.highest(summary, n)))
-        table.rows.append([scheme, summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–", *cells])
-    return table, f"step: time ÷ {summary.timed_against}'s; undef.: no such positions."
+        for length in lengths:
+            words, is_best = _short(summary, scheme, length), scheme in summary.best(kind, length)
+            cells.append(Cell(words + ("*" if is_best else " "), mark="best" if is_best else ""))
+        table.rows.append([scheme, *once, *cells])
+    star = "*: no other scheme is shown to be better; " if summary.enough_seeds()[1:] else ""
+    notes = [
+        *preface(summary),
+        f"{star}±: half the 95 % interval; step: time ÷ {summary.timed_against}'s; –: not measured.",
+        *(f"{s} {words}." for s in summary.schemes if (words := summary.diverged(s))),
+    ]
+    if missing := len(summary.lacking()):
+        notes.append(f"{missing} of {len(summary.trainings)} trainings are incomplete: see the report.")
+    shown = as_printed(table)
+    what = pictures.measure(summary.task).capitalize()
+    shown.title = f"{what} at each test length, trained at {trained:,} {summary.task.lengths}"
+    shown.caption = "\n".join(notes)
+    return shown
 
 
-def _cell(words: str, best: bool) -> Cell:
-    return Cell(words + "*", mark="best") if best else Cell(words + " ")
-
-
-def _bits(summary: Summary, scheme: str, length: int) -> str:
-    value = summary.bits(tables.KIND, scheme, length)
+def _short(summary: Summary, scheme: str, length: int) -> str:
+    value = summary.bits(summary.kind, scheme, length)
     if value is None:
-        return summary.no_value(scheme, length, tables.KIND) or "–"
+        return summary.no_value(scheme, length, summary.kind) or "–"
     if not value.finite:
         return "not finite"
     half = (value.high - value.low) / 2

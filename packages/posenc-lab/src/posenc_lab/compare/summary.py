@@ -1,7 +1,26 @@
-"""Summarises records: means with intervals, differences, and what is undefined, diverged or missing.
+"""Checks the records of a comparison, and summarises them: means with intervals, differences, and what is undefined,
+diverged or missing.
 
 The figures, the tables and the sentences all read one `Summary`, so they cannot disagree. Runs may be unfinished: a
 missing number is None, and `Summary.missing` lists the missing measurements.
+
+Every record has the ``configuration``, ``text``, ``versions`` and ``machine`` that it was made with. The results, by
+kind:
+
+    trial           trial (its number), learning_rate, multiplier (of the positional parameters', or null), bits and
+                    longest (loss on tuning examples of the training length and of the longest), seconds
+    training        learning_rate, multiplier, tuned, parameters, position_parameters (with gates and features),
+                    tokens_per_second, seconds, curve [[step, bits], ...], final_bits, peak_bytes (of forward and
+                    backward on one batch, beyond the model itself)
+    windows, sliding, final_tokens, truncated
+                    bits [per byte, one for each evaluation window], tokens (scored in each window)
+    by_position     edges of the buckets, and for each bucket bits (the mean) and stderr
+    accuracy        (of puzzles) accuracy [1 for each row that is right, else 0], examples (1)
+    speed           relative_to, step_ratio (time of a training step over that scheme's, with low and high, the ends of
+                    the interval that its median lies in), step_seconds
+
+If a scheme has no encoding for a length, ``undefined`` has the reason in place of bits. If a training diverged,
+``diverged`` says when, in place of its results and those of all its tests. A null in bits was not finite.
 """
 
 import math
@@ -16,9 +35,48 @@ from numpy.typing import NDArray
 
 from posenc_lab.compare.task import Task, listed
 from posenc_lab.compare.tasks import task_of
+from posenc_lab.kit.files import require
 from posenc_lab.kit.statistics import LEAST_SEEDS, Mean, holm, mean_of, verdict, wilson
 
 Record = Mapping[str, Any]
+
+# The fields that are read, by name. Kinds that are not listed belong to other commands.
+COMPARED = {"seed": int, "configuration": dict, "text": dict, "versions": dict, "machine": dict}
+RESULTS: dict[str, dict[str, Any]] = {
+    "training": {
+        "learning_rate": float,
+        "multiplier": float | None,
+        "tuned": bool,
+        "parameters": int,
+        "position_parameters": int,
+        "tokens_per_second": float,
+        "seconds": float,
+        "curve": list[tuple[int, float]],
+        "final_bits": float,
+        "peak_bytes": int,
+    },
+    "speed": {"relative_to": str, "step_ratio": float, "low": float, "high": float, "step_seconds": float},
+}
+TRIAL = {"trial": int, "learning_rate": float, "multiplier": float | None, "bits": float | None, "seconds": float}
+INSTEAD = ("undefined", "diverged")  # of results: words that say why there are none
+
+
+def results_of(task: str) -> dict[str, Mapping[str, Any]]:
+    """What the record of each kind of measurement of a task has, by name. ValueError for a task that there is not."""
+    return {**RESULTS, "trial": TRIAL, **{kind: each.result for kind, each in task_of(task).kinds.items()}}
+
+
+def check(record: Record) -> None:
+    """ValueError for a record with a missing field or one of another type."""
+    about = record.get("configuration")
+    task = about.get("task", "text") if isinstance(about, dict) else "text"
+    results = results_of(str(task)).get(record["kind"])
+    if results is not None:
+        instead = {name: str for name in INSTEAD if name in record}
+        if instead:
+            results = {name: results[name] for name in results if name in ("length", "trial")} | instead
+        require(record, {**COMPARED, **results})
+
 
 # The kinds of which a training has one record, in words.
 ONCE = {"training": "training", "speed": "the step time"}
@@ -45,6 +103,30 @@ class Estimate:
     def judged(self) -> bool:
         """Whether there are enough seeds for a verdict."""
         return self.seeds >= LEAST_SEEDS and self.finite and self.found is not None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial and its mean loss over the tuning seeds: ``bits`` at the training length, and ``longest`` at the longest;
+    None if it diverged with some seed or was not measured."""
+
+    learning_rate: float | None
+    multiplier: float | None
+    bits: float | None
+    longest: float | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> "Trial":
+        """The trial of these records, one for each seed."""
+
+        def mean(name: str) -> float | None:
+            values = [float(record[name]) for record in records if record.get(name) is not None]
+            whole = len(values) == len(records) and not any(record.get("diverged") for record in records)
+            return sum(values) / len(values) if whole else None
+
+        rate, multiplier = (records[0].get(name) for name in ("learning_rate", "multiplier"))
+        return cls(rate, multiplier, mean("bits"), mean("longest"), mean("seconds"))
 
 
 class Summary:
@@ -91,6 +173,11 @@ class Summary:
         """The scheme that the times of training steps are relative to."""
         return next((str(r["relative_to"]) for r in self.records if r.get("relative_to")), self.reference)
 
+    @property
+    def kind(self) -> str:
+        """The main kind of measurement: of text sliding windows, which score the same bytes at every length."""
+        return "sliding" if "sliding" in self.task.kinds else next(iter(self.task.kinds))
+
     def seeds(self, scheme: str) -> tuple[int, ...]:
         """The seeds that a scheme is trained with, measured or not."""
         return tuple(seed for name, seed in self.trainings if name == scheme)
@@ -115,11 +202,6 @@ class Summary:
         """Mean bits per byte (or accuracy) over windows and seeds."""
         rows = list(self._rows(kind, scheme, length).values())
         return (_share(rows) if self.task.score == "accuracy" else _estimate(rows)) if rows else None
-
-    def of_these_seeds(self, kind: str, scheme: str, length: int) -> Estimate | None:
-        """The mean of these trainings only: the interval is over windows, not seeds."""
-        rows = list(self._rows(kind, scheme, length).values())
-        return _share([np.mean(rows, axis=0)]) if rows else None
 
     def by_seed(self, kind: str, scheme: str, length: int) -> tuple[float, ...]:
         """The mean of each seed, in their order."""
@@ -155,12 +237,12 @@ class Summary:
 
     def _unbeaten(self, kind: str, length: int) -> tuple[str, ...]:
         found = {scheme: self.bits(kind, scheme, length) for scheme in self.schemes}
+        more_is_better = self.task.score == "accuracy"
         means = {scheme: value.mean for scheme, value in found.items() if value and value.judged}
         pairs = {(a, b): self.difference(kind, a, b, length) for a, b in combinations(means, 2)}
         tested = {pair: gap for pair, gap in pairs.items() if gap and gap.judged}
         if not tested:
             return ()
-        more_is_better = self.task.score == "accuracy"
         shown = holm([float(gap.found.p_value()) for gap in tested.values() if gap.found])
         beaten = {
             a if (gap.mean < 0) == more_is_better else b
@@ -168,7 +250,8 @@ class Summary:
             if differs
         }
         order = sorted(means, key=means.__getitem__, reverse=more_is_better)
-        return tuple(scheme for scheme in order if scheme not in beaten)
+        # Schemes that are never right are not beaten either, where all are alike.
+        return tuple(s for s in order if s not in beaten and (means[s] > 0 or not more_is_better))
 
     def undefined(self, scheme: str, length: int, kind: str = "windows") -> str:
         """Why the scheme has no value at this length; empty where it has one, or was not measured."""
@@ -210,10 +293,6 @@ class Summary:
         value = self.number(kind, scheme, name)
         return "" if value is None else form.format(value * scale)
 
-    def over(self, units: str) -> str:
-        """What the intervals are over: the units of a test, and seeds if there are several."""
-        return f"{units} and over seeds" if any(len(self.measured(s)) > 1 for s in self.schemes) else units
-
     def enough_seeds(self) -> tuple[str, ...]:
         """The schemes that were tested with enough seeds for a verdict."""
         return tuple(scheme for scheme in self.schemes if len(self.measured(scheme)) >= LEAST_SEEDS)
@@ -221,6 +300,14 @@ class Summary:
     def few_seeds(self) -> tuple[str, ...]:
         """The schemes that were tested with too few seeds for a verdict."""
         return tuple(scheme for scheme in self.schemes if 0 < len(self.measured(scheme)) < LEAST_SEEDS)
+
+    def trials(self, scheme: str) -> list["Trial"]:
+        """A scheme's trials in their order."""
+        found: dict[Any, dict[Any, Record]] = {}
+        for record in self.records:
+            if record.get("kind") == "trial" and record["scheme"] == scheme:
+                found.setdefault(record.get("trial"), {})[record.get("seed")] = record
+        return [Trial.of(list(found[number].values())) for number in sorted(found)]
 
     def lacking(self) -> dict[tuple[str, int], str]:
         """The missing measurements of each incomplete training, by scheme and seed."""

@@ -1,23 +1,16 @@
-"""Summarises records of ``posenc compare`` and ``posenc extend`` as curves against length, and costs.
-
-``static/records.js`` does the same for records dropped into the page; tests compare the two.
-"""
+"""Summarises records of ``posenc compare`` and ``posenc extend`` as curves against length, and costs."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc_lab.compare import results as compared
 from posenc_lab.compare import summary as comparison
-from posenc_lab.compare.accuracy import ACCURACY
-from posenc_lab.compare.drawing import BITS
+from posenc_lab.compare.pictures import ACCURACY, BITS
 from posenc_lab.compare.puzzle import Puzzle
-from posenc_lab.compare.tables import KIND
 from posenc_lab.compare.tasks import TASKS, task_of
 from posenc_lab.extend import summary as extension
 from posenc_lab.extend.settings import CROPPED
-from posenc_lab.kit.files import WORDS
 from posenc_lab.kit.records import FILE, Record, read
 from posenc_lab.kit.statistics import Interval
 
@@ -31,43 +24,26 @@ COSTS = {
 """The costs of a training: the kind of record and the field of each."""
 
 
-def _words(kinds: Mapping[str, Any]) -> dict[str, str]:
-    """The expected type of each field, in the words of an error."""
-    return {name: WORDS[kind] for name, kind in kinds.items()}
-
-
 BASELINE = {"final_tokens": "truncated"}
 """For a kind of measurement, the kind that is its baseline, measured once at the trained length."""
 
-EXTEND: dict[str, Any] = {
-    "unit": BITS,
-    "better": "lower",
-    "score": "bits",
-    "lengths": "tokens shown",
-    "kinds": {"final": "the final tokens"},
-    "every": _words(extension.SHARED),
-    "results": {kind: _words(result) for kind, result in extension.KINDS.items()},
-}
+EXTEND = {"unit": BITS, "better": "lower", "lengths": "tokens shown", "kinds": {"final": "the final tokens"}}
 
 
 def measures() -> dict[str, Any]:
-    """The measurements of each task and of ``extend``: their unit, the kinds that are measured by length, the main one
-    first, and the required fields of every record and of each kind."""
+    """The measurements of each task and of ``extend``: their unit, and the kinds that are measured by length, the main
+    one first."""
     return {name: _measures(name) for name in TASKS} | {"extend": EXTEND}
 
 
 def _measures(name: str) -> dict[str, Any]:
     task = task_of(name)
-    answers = isinstance(task, Puzzle)
     by_length = {kind: each.called for kind, each in task.kinds.items() if "edges" not in each.result}
     return {
-        "unit": ACCURACY if answers else task.unit,
-        "better": "higher" if answers else "lower",
-        "score": task.score,
+        "unit": ACCURACY if isinstance(task, Puzzle) else task.unit,
+        "better": "higher" if isinstance(task, Puzzle) else "lower",
         "lengths": task.lengths,
-        "kinds": dict(sorted(by_length.items(), key=lambda kind: kind[0] != KIND)),
-        "every": _words(compared.COMPARED),
-        "results": {kind: _words(result) for kind, result in compared.results_of(name).items()},
+        "kinds": dict(sorted(by_length.items(), key=lambda kind: kind[0] != "sliding")),
     }
 
 
@@ -98,7 +74,7 @@ def _of_extend(record: Mapping[str, Any]) -> bool:
 
 
 def _check(record: Record) -> None:
-    (extension if _of_extend(record) else compared).check(record)
+    (extension if _of_extend(record) else comparison).check(record)
 
 
 def _comparison(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from rich.table import Table as Printed
 
-from posenc_lab.compare.drawing import Line, draw
+from posenc_lab.compare.pictures import Line, draw
 from posenc_lab.compare.summary import Estimate, multiple
 from posenc_lab.extend.settings import CROPPED, PLAIN, Extension
 from posenc_lab.extend.summary import STRETCHES, Record, Summary
