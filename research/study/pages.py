@@ -27,6 +27,7 @@ from study.devices import Share, again, on_cpu, shares, twice
 from study.found import (
     LENGTHS,
     MEASURE,
+    PUBLISHED,
     Contrast,
     Part,
     Text,
@@ -41,7 +42,7 @@ from study.found import (
     tuning,
 )
 from study.pictures import png
-from study.puzzles import PUBLISHED, Task, order, task
+from study.puzzles import Task, order, task
 from study.run import SCHEMES, TASKS, TEXTS
 from study.shipped import FILE, shipped
 

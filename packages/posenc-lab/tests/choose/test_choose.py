@@ -189,21 +189,26 @@ def test_every_combination_leads_to_one_answer_whose_evidence_exists() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"weights": "no", "tokens": "image"}, {"for": "encoder"}, {"longer": "far"}])
-def test_while_questions_are_open_the_cases_that_are_left_are_printed(given: dict[str, str], choose: Any) -> None:
+def test_open_questions_are_printed_and_with_answers_the_cases(given: dict[str, str], choose: Any) -> None:
     code, out, err = choose(*options(given))
     assert (code, err) == (0, "")
-    cases, *questions = out.split("\n\n")
+    head, *parts = out.strip().split("\n\n")
+    assert head.startswith(f"Answer by options, such as: posenc choose {' '.join(options(given))}".rstrip())
+    still = asking.open_questions(given, QUESTIONS, ANSWERS)
+    questions, cases = parts[: len(still)], parts[len(still) :]
+    assert [each.split("?")[0] + "?" for each in questions] == [question.asks for question in still]
+    for question, said in zip(still, questions, strict=True):
+        assert all(f"    --{question.name} {option.value}: {option.label}" in said for option in question.options)
     left = [answer for answer in ANSWERS if answer.fits(given)]
-    lines = cases.splitlines()
+    if not given:
+        assert cases == []
+        cases = choose("--cases")[1].strip().split("\n\n")
+    lines = cases[0].splitlines()
     assert lines[::2] == [f"{answer.case}: {answer.begin}" for answer in left]
     for answer, line in zip(left, lines[1::2], strict=True):
         program, *words = shlex.split(line)
         assert program == "posenc"
         assert f"Start with {answer.begin}:" in choose(*words[1:])[1]
-    still = asking.open_questions(given, QUESTIONS, ANSWERS)
-    assert [each.split("?")[0] + "?" for each in questions] == [question.asks for question in still]
-    for question, said in zip(still, questions, strict=True):
-        assert all(f"    --{question.name} {option.value}: {option.label}" in said for option in question.options)
 
 
 def test_json_holds_the_answer_with_its_evidence(choose: Any) -> None:

@@ -4,7 +4,7 @@ import argparse
 
 from posenc.command.options import failed
 from posenc_lab.choose import questions as asking
-from posenc_lab.choose.said import as_cases, as_json, as_text
+from posenc_lab.choose.said import as_cases, as_json, as_questions, as_text
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -12,8 +12,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "choose",
         help="recommend a scheme by five questions, with the evidence",
         description="Five questions lead to a scheme, of which some do not matter for all. Prints the scheme to start "
-        "with, what to compare it with, the evidence, and what is not known; while questions are open, the cases that "
-        "are left, each with the command that leads to it.",
+        "with, what to compare it with, the evidence, and what is not known; while questions are open, the questions, "
+        "and with some answers the cases that are left, each with the command that leads to it.",
     )
     parser.set_defaults(run=run)
     for question in asking.questions():
@@ -21,6 +21,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         parser.add_argument(
             f"--{question.name}", choices=question.values, help=f"{question.asks} {words}".replace("%", "%%")
         )
+    parser.add_argument("--cases", action="store_true", help="list the cases that are left, also without any answer")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
 
 
@@ -33,7 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
         options = ", ".join(f"--{q.name} {'|'.join(q.values)}" for q in still)
         return failed(f"--json needs one answer: give {options} (see posenc choose --help)", code=2)
     if still:
-        print(as_cases([answer for answer in found if answer.fits(given)], given, still))
+        parts = [] if arguments.cases and not given else [as_questions(given, still)]
+        if given or arguments.cases:
+            parts.append(as_cases([answer for answer in found if answer.fits(given)], given))
+        print("\n\n".join(parts))
         return 0
     answer = asking.answer_to(given, found)
     print(as_json(answer, given) if arguments.json else as_text(answer, given))

@@ -68,16 +68,24 @@ def as_text(answer: Answer, given: Mapping[str, str]) -> str:
     return "\n\n".join(parts)
 
 
-def as_cases(left: Sequence[Answer], given: Mapping[str, str], still: Sequence[Question]) -> str:
-    """The answers that are left while questions are open, each with the command that leads to it, and the questions."""
+def as_questions(given: Mapping[str, str], still: Sequence[Question]) -> str:
+    """The questions that are open, and how to answer them."""
+    some = " ".join(f"--{question.name} {question.values[0]}" for question in still[:2])
+    options = "".join(f"--{name} {value} " for name, value in given.items())
+    lines = [f"Answer by options, such as: posenc choose {options}{some}", "To list the cases: posenc choose --cases"]
+    for question in still:
+        lines += ["", f"{question.asks} {question.note}"]
+        lines += [f"    --{question.name} {option.value}: {option.label}" for option in question.options]
+    return "\n".join(lines)
+
+
+def as_cases(left: Sequence[Answer], given: Mapping[str, str]) -> str:
+    """The answers that are left, each with the command that leads to it."""
     lines = []
     for answer in left:
         values = {**{name: values[0] for name, values in answer.when.items()}, **given}
         options = " ".join(f"--{name} {value}" for name, value in values.items())
         lines += [f"{answer.case}: {answer.begin}", f"    posenc choose {options}"]
-    for question in still:
-        lines += ["", f"{question.asks} {question.note}"]
-        lines += [f"    --{question.name} {option.value}: {option.label}" for option in question.options]
     return "\n".join(lines)
 
 

@@ -140,7 +140,7 @@ class Task(ABC):
             num_heads=config.heads,
             num_kv_heads=config.kv_heads,
             position=position,
-            inject=config.inject,
+            inject=config.inject,  # type: ignore[arg-type]  # one of two, which the configuration checks
             per_layer=config.per_layer,
         )
 
