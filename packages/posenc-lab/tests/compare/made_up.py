@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from posenc_lab.compare.evaluate import plan
+from posenc_lab.compare.text import plan
 
 TRAIN_LENGTH = 128
 LENGTHS = (64, 128, 256, 512, 1024)

@@ -9,8 +9,8 @@ import torch
 from posenc.command.progress import Progress
 from posenc_lab.compare.compare import build_model, compare
 from posenc_lab.compare.config import CompareConfig
-from posenc_lab.compare.evaluate import plan
 from posenc_lab.compare.tasks import from_toml
+from posenc_lab.compare.text import plan
 from posenc_lab.kit.records import FILE, Record, key, read
 from tests.compare.small import SCHEMES, small_config, untimed, write_text
 

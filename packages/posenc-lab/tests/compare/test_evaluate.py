@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.positions.positions import PositionError
-from posenc_lab.compare.evaluate import Evaluator, plan, tokens_to_score
+from posenc_lab.compare.text import Evaluator, plan, tokens_to_score
 
 LENGTHS = (8, 16, 32, 64)
 TRAIN_LENGTH = 16

@@ -14,6 +14,7 @@ there are.
 
 import hashlib
 import itertools
+import string
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -164,3 +165,142 @@ class _Completed(Measures):
         """The rows in which the most likely character is right at every place of the answer."""
         likeliest = self.model(rows[:, :-1] % ASKED).argmax(-1)
         return ((likeliest + ASKED == rows[:, 1:]) | (rows[:, 1:] < ASKED)).all(1)
+
+
+class Copy(Puzzle):
+    """Letters, an equals sign, and the same letters again: ``qRtya=qRtya``.
+
+    Letters are drawn uniformly from 52, so some are repeated: then the previous letter does not determine the next one,
+    and the model needs two letters, or the distance to the original. The task is that of Kazemnejad et al. 2023 (arXiv
+    2305.19466) and Jelassi et al. 2024 (arXiv 2402.01032). Over all tasks of the former, trained at up to 20 and tested
+    at up to 40 (40,000 steps of 64 rows, learning rate 3e-5, 107 million parameters), the mean reciprocal rank of NoPE
+    is 0.69, of T5's bias 0.55, of ALiBi 0.50, of RoPE 0.33 and of learned positions 0.22.
+    """
+
+    defaults: ClassVar = {**Puzzle.defaults, "steps": 1000}
+    called = "a row of letters and their copy"
+    lengths = "letters"
+    title = "A copy of letters"
+    axis = "letters to copy"
+    how_to_read = (
+        "A row is letters, an equals sign and the same letters again. Each letter of the copy stands as far from its "
+        "original as the row is long, so a longer row asks for a distance that no training had.",
+    )
+    not_concluded = (
+        "A small model copies here what it can find again among 52 letters. It does not show that a scheme copies text "
+        "in a large one, where whole words are told from what stands around them.",
+    )
+
+    def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
+        letters = some_of(string.ascii_letters, length, rng)
+        return f"{letters}=", letters
+
+
+class Addition(Puzzle):
+    """Two binary numbers of as many digits, and their sum, which has one more: ``01101+01011=011000``.
+
+    The most significant digit comes first; leading zeros give all rows of a length the same size. Numbers are binary
+    because a model this small did not learn sums of four decimal digits in a minute, in either order of the digits.
+    Published set-ups differ, and with them what generalises: Kazemnejad et al. 2023 add decimal numbers, the most
+    significant digit first; Lee et al. 2023 (arXiv 2307.03381) and McLeish et al. 2024 (arXiv 2405.17399) put the least
+    significant one first, so that a carry is known before the digit that takes it.
+    """
+
+    defaults: ClassVar = {**Puzzle.defaults, "train_length": 5, "steps": 2000}
+    least = 5  # digits: of 1,024 rows there are enough to test with
+    called = "a row of two numbers and their sum"
+    lengths = "digits"
+    title = "The sum of two numbers"
+    axis = "digits of each number"
+    how_to_read = (
+        "A row is two binary numbers of as many digits and their sum, the most significant digit first. A digit of the "
+        "sum is told from two digits that stand as far from each other as the numbers are long, and from the carry, "
+        "which comes from the digits to the right.",
+    )
+    not_concluded = ("Decimal, or written from the least significant digit, the order of the schemes may be another.",)
+
+    def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
+        one, other = (some_of("01", length, rng) for _ in range(2))
+        return f"{one}+{other}=", f"{int(one, 2) + int(other, 2):0{length + 1}b}"
+
+
+class Recall(Puzzle):
+    """Pairs of a key and a value with filler between them, and then keys again, each with its value:
+    ``..gD.....aH..fB.cB..=fBgDcBfBaHgDgDaH``.
+
+    This is multi-query associative recall (MQAR, Arora et al. 2023, Zoology, arXiv 2312.04927) with 8 keys and 8 values
+    for its 8,192 tokens, and with a fixed number of pairs: what grows with the length is the filler, so the distance to
+    a value and nothing else. The keys of a row differ, its values may not. Keys are asked for at random and are given.
+    Where one comes again its value stands nearer, but a row is right only if the first time is right too. In the paper,
+    attention solves it at its training lengths; here it is tested beyond them.
+    """
+
+    PAIRS, QUESTIONS = 4, 8
+
+    defaults: ClassVar = {**Puzzle.defaults, "train_length": 16}
+    multiples = (1, 2, 4, 8)
+    shortest = least = 2 * PAIRS
+    called = "a row of keys and values among filler"
+    lengths = "characters"
+    title = "The values of keys"
+    axis = "characters before the questions"
+    how_to_read = (
+        f"A row has {PAIRS} pairs of a key and a value with filler between them, and then {QUESTIONS} times a key "
+        "whose value is to be told. All of them must be right.",
+        "There are as many pairs at every length: what grows is the filler, and so the distance to the values.",
+    )
+    not_concluded = (
+        "The filler is one character over and over, and easy to pass over. In text what lies between is more like what "
+        "is looked for.",
+    )
+
+    def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
+        keys = some_of("abcdefgh", self.PAIRS, rng, again=False)
+        values = some_of("ABCDEFGH", self.PAIRS, rng)
+        filler = length - 2 * self.PAIRS
+        gaps = np.diff(np.sort(rng.integers(filler + 1, size=self.PAIRS)), prepend=0, append=filler)
+        pairs = [key + value for key, value in zip(keys, values, strict=True)]
+        text = "".join("." * gap + pair for gap, pair in zip(gaps, [*pairs, "="], strict=True))
+        asked = [character for n in rng.integers(self.PAIRS, size=self.QUESTIONS) for character in pairs[n]]
+        return [text + asked[0], *asked[1:]]
+
+
+class Passkey(Puzzle):
+    """A number said once in a text, and asked for at the end:
+    ``the sky is blue. the s#40718un is yellow. here we go. the#40718``.
+
+    The filler is that of Mohtashami & Jaggi 2023 (arXiv 2305.16300), the same sentences repeated, from a random place
+    on. The number, of five digits, is at a random place between two signs, instead of the sentence "The pass key is",
+    so that a small model can read it: ``#`` announces a number, and asks for it at the end. Large models trained on far
+    longer text find the key at any depth within their trained length and, with RoPE as it is, hardly ever past it (Chen
+    et al. 2023, arXiv 2306.15595).
+    """
+
+    DIGITS = 5
+    FILLER = "the grass is green. the sky is blue. the sun is yellow. here we go. there and back again. "
+
+    defaults: ClassVar = {**Puzzle.defaults, "train_length": 32, "steps": 900, "learning_rate": 2e-3}
+    multiples = (1, 2, 4, 8)
+    shortest = least = 16
+    called = "a text with a number in it"
+    lengths = "characters"
+    title = "A number said once"
+    axis = "characters before the question"
+    how_to_read = (
+        f"A row is a text of sentences that repeat, with a number of {DIGITS} digits anywhere in it, and the number "
+        "again. At a greater length it stands, on average, as many times further back.",
+    )
+    not_concluded = (
+        "The sentences repeat and no other number is in them, so the key stands out. This asks whether a scheme lets a "
+        "model look that far back, not whether it finds one fact among many alike.",
+    )
+
+    def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
+        key = some_of(string.digits, self.DIGITS, rng)
+        size = length - self.DIGITS - 1
+        begin, at = int(rng.integers(len(self.FILLER))), int(rng.integers(size + 1))
+        text = (self.FILLER * (2 + size // len(self.FILLER)))[begin : begin + size]
+        return f"{text[:at]}#{key}{text[at:]}#", key
+
+
+PUZZLES = {"copy": Copy(), "addition": Addition(), "recall": Recall(), "passkey": Passkey()}

@@ -1,10 +1,6 @@
-"""The tasks of a comparison: each file of this folder is a task of that name, and ends with a ``TASK``.
+"""The tasks of a comparison by name, and configurations with their defaults. A task is imported only when it is used,
+so that names can be listed without loading torch."""
 
-A task is imported only when it is used, so that names can be listed without loading torch.
-"""
-
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +14,7 @@ from posenc_lab.kit.configuration import ConfigError
 if TYPE_CHECKING:
     from posenc_lab.compare.task import Task
 
-TASKS = tuple(file.name for file in pkgutil.iter_modules(__path__))
+TASKS = ("text", "copy", "addition", "recall", "passkey")
 
 
 def task_of(name: str) -> "Task":
@@ -27,7 +23,13 @@ def task_of(name: str) -> "Task":
         check_name("task", name, TASKS)
     except ValueError as error:
         raise ConfigError("task", str(error)) from None
-    return importlib.import_module(f"{__name__}.{name}").TASK
+    if name == "text":
+        from posenc_lab.compare.text import Text
+
+        return Text()
+    from posenc_lab.compare.puzzle import PUZZLES
+
+    return PUZZLES[name]
 
 
 def complete(config: CompareConfig) -> CompareConfig:
