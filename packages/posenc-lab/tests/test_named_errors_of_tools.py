@@ -205,9 +205,9 @@ def test_a_wrong_argument_is_named_with_what_was_expected_and_what_came(rows: li
     ("words", "message"),
     [
         ("laws --schemes rope+rope", f"{TWICE} (see posenc laws --help)"),
-        ("plot rope_rotation --pairs 0", "pairs must be a whole number of at least 1, got 0 (see posenc plot --list)"),
-        ("plot lines --length 0", "length must be a whole number of at least 2, got 0 (see posenc plot --list)"),
-        ("plot bias --schemes rope+rope", f"{TWICE} (see posenc plot --list)"),
+        ("plot rope_rotation --pairs 0", "pairs must be a whole number of at least 1, got 0 (see posenc plot --help)"),
+        ("plot lines --length 0", "length must be a whole number of at least 2, got 0 (see posenc plot --help)"),
+        ("plot bias --schemes rope+rope", f"{TWICE} (see posenc plot --help)"),
     ],
 )
 def test_the_command_line_says_it_in_one_line_and_is_2(

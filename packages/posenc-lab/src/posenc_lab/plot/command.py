@@ -3,13 +3,13 @@
 import argparse
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.arguments import check_name, check_type
-from posenc.command.options import failed
+from posenc.command.options import failed, refused
 from posenc_lab.kit.command import SCHEMES
 
 if TYPE_CHECKING:
@@ -28,11 +28,20 @@ class Entry:
     def function(self) -> Callable[..., "Figure"]:
         return getattr(importlib.import_module(f"posenc_lab.plot.{self.home}"), self.name)
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The arguments that the command line can set, with their defaults."""
-        parameters = inspect.signature(self.function).parameters
-        return {name: parameter.default for name, parameter in parameters.items() if name in OPTIONS}
+    def parser(self) -> argparse.ArgumentParser:
+        """Of the options that follow the figure's name: the arguments of its function, with their defaults."""
+        parser = argparse.ArgumentParser(
+            f"posenc plot {self.name}",
+            description=inspect.getdoc(self.function),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("--out", type=Path, metavar="FILE", help="a .png or .svg file (default: FIGURE.png)")
+        parser.add_argument("--dark", action="store_true", help="dark background (default: light)")
+        for name, parameter in inspect.signature(self.function).parameters.items():
+            if name in OPTIONS:
+                known = {**OPTIONS[name], "help": f"{OPTIONS[name]['help']} (default: {_default(parameter.default)})"}
+                parser.add_argument("--" + name.replace("_", "-"), dest=name, default=argparse.SUPPRESS, **known)
+        return parser
 
 
 FIGURES = (
@@ -69,41 +78,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "grid": {"type": int, "nargs": 2, "metavar": ("ROWS", "COLUMNS"), "help": "tokens in rows and columns"},
     "peak": {**_NUMBER, "help": "the distance at which the constructed key scores highest"},
     "draws": {**_NUMBER, "help": "how many Gaussian queries and keys"},
-    "causal": {
-        "action": argparse.BooleanOptionalAction,
-        "help": "with a causal mask or without (default: as each scheme is meant to be used)",
-    },
+    "causal": {"action": argparse.BooleanOptionalAction, "help": "with a causal mask or without"},
     "common": {"action": "store_true", "help": "one axis of biases for all schemes"},
 }
 """The command-line options of figures, by argument name. Each figure has its own defaults."""
 
 
-class _Help(argparse.Action):
-    """Prints the help of all figures or, after the name of a figure, of that one with its defaults."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(nargs=0, default=argparse.SUPPRESS, **options)
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
-    ) -> None:
-        name = getattr(namespace, "figure", None)
-        if name is None:
-            parser.print_help()
-        else:
-            try:
-                entry = find(name)
-            except ValueError as error:
-                parser.error(str(error))
-            of_one = argparse.ArgumentParser(
-                f"{parser.prog} {name}",
-                description=inspect.getdoc(entry.function),
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            )
-            _add_general(of_one)
-            _add_options(of_one, entry.defaults)
-            of_one.print_help()
-        parser.exit()
+def _default(value: Any) -> str:
+    """A default as it is written on the command line."""
+    if isinstance(value, bool) or value is None:
+        return {None: "see above", True: "yes", False: "no"}[value]
+    if isinstance(value, str):
+        return f'"{value}"'
+    return " ".join(map(str, value)) if isinstance(value, Sequence) else str(value)
 
 
 def find(name: str) -> Entry:
@@ -133,91 +120,44 @@ def _check_ending(path: Path) -> None:
         raise ValueError(f"--out must end in .png or .svg, got {str(path)!r}")
 
 
+class _Options(argparse.Action):
+    """Parses what follows a figure by its own parser, which needs torch. An unknown figure is refused later."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        entry = next((entry for entry in FIGURES if entry.name == namespace.figure), None)
+        namespace.options = entry.parser().parse_args(values) if entry else None
+
+
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "plot",
         help="draw figures of how the schemes work",
-        description="Draws a figure of positional encodings as PNG or SVG. posenc plot --list lists the figures; "
-        "posenc plot FIGURE --help shows the options of one with their defaults.",
-        add_help=False,
+        description="Draws a figure of positional encodings as PNG or SVG. posenc plot FIGURE --help has its options.",
+        epilog="figures:\n" + "\n".join(f"  {entry.name:16}  {entry.about}" for entry in FIGURES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("-h", "--help", action=_Help, help="show this; after FIGURE, its options and defaults")
-    parser.add_argument("figure", nargs="?", metavar="FIGURE", help="the figure to draw: see --list")
-    parser.add_argument("--list", action="store_true", help="list every figure, with its options and their defaults")
-    _add_general(parser)
-    _add_options(parser.add_argument_group("options of figures", "Their defaults: posenc plot FIGURE --help"), OPTIONS)
-
-
-def _add_general(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that every figure has."""
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a .png or .svg file (default: FIGURE.png)")
-    parser.add_argument("--dark", action="store_true", help="dark background (default: light)")
-
-
-def _add_options(parser: argparse._ActionsContainer, names: Mapping[str, Any]) -> None:
-    """Adds the options of these names, with the defaults that ``names`` gives."""
-    for name in names:
-        known = dict(OPTIONS[name])
-        if names is not OPTIONS:
-            known["help"] += f" (default: {_default(names[name])})"
-        parser.add_argument("--" + name.replace("_", "-"), dest=name, default=argparse.SUPPRESS, **known)
-
-
-def _default(value: Any) -> str:
-    """A default as it is written on the command line."""
-    if value is None:
-        return "see above"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str):
-        return f'"{value}"'
-    return " ".join(map(str, value)) if isinstance(value, Sequence) else str(value)
+    parser.add_argument("figure", nargs="?", metavar="FIGURE", help="the figure to draw")
+    parser.add_argument("options", nargs=argparse.REMAINDER, action=_Options, metavar="...", help="its options")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Draws a figure and prints its path. Exit codes 0: done; 1: a package is missing; 2: wrong usage."""
     try:
-        if arguments.list:
-            width = max(len(entry.name) for entry in FIGURES)
-            for entry in FIGURES:
-                print(f"{entry.name:{width}}  {entry.about}\n{'':{width}}  {_given(entry.defaults)}")
-            return 0
-        entry, options = _asked(arguments)
-        out = arguments.out or Path(f"{entry.name}{'-dark' if arguments.dark else ''}.png")
+        entry = find("" if arguments.figure is None else arguments.figure)
+        given = {**vars(arguments.options)}
+        out, dark = given.pop("out"), given.pop("dark")
+        out = out or Path(f"{entry.name}{'-dark' if dark else ''}.png")
         _check_ending(out)
-        figure = entry.function(dark=arguments.dark, **options)
+        figure = entry.function(dark=dark, **{n: tuple(v) if n == "grid" else v for n, v in given.items()})
     except ValueError as error:
-        return failed(f"{error} (see posenc plot --list)", code=2)
+        return refused(error, "plot")
     except ModuleNotFoundError as error:
         if "pip install" not in str(error):  # the caller explains it
             raise
         return failed(str(error))
-    save(figure, out, arguments.dark)
+    save(figure, out, dark)
     print(out)
     return 0
-
-
-def _asked(arguments: argparse.Namespace) -> tuple[Entry, dict[str, Any]]:
-    if arguments.figure is None:
-        raise ValueError(f"figure must be one of {', '.join(entry.name for entry in FIGURES)}, got none")
-    entry = find(arguments.figure)
-    options = {name: value for name, value in vars(arguments).items() if name in OPTIONS}
-    for name in options:
-        if name not in entry.defaults:
-            raise ValueError(f"{entry.name} takes {_flags(entry.defaults)}, got {_flags([name])}")
-    if "grid" in options:
-        options["grid"] = tuple(options["grid"])
-    return entry, options
-
-
-def _given(defaults: Mapping[str, Any]) -> str:
-    """The options of a figure with their defaults; options without a default value are in brackets."""
-    return " ".join(
-        f"[{flag}]" if value is None or isinstance(value, bool) else f"{flag} {_default(value)}"
-        for flag, value in ((_flags([name]), value) for name, value in defaults.items())
-    )
-
-
-def _flags(names: Iterable[str]) -> str:
-    return " ".join("--" + name.replace("_", "-") for name in names)
