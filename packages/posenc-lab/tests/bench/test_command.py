@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +6,6 @@ import pytest
 from posenc.command.cli import main
 from posenc_lab.bench import cases, command
 from posenc_lab.bench.settings import Settings
-from posenc_lab.kit.records import read
 
 HANDS = "tests.bench.by_hand"
 ALIBI = ("--mine", f"{HANDS}:alibi")
@@ -96,7 +94,7 @@ def test_it_prints_and_writes_tables_and_resumes_what_was_interrupted(
         patched.setattr(cases, "priced", interrupt)
         assert main(words) == 1
     shown = capsys.readouterr()
-    assert f"A partial report: {tmp_path / 'float32' / 'report.html'}" in shown.out
+    assert f"A partial report: {tmp_path / 'float32' / 'bench.md'}" in shown.out
     last = shown.err.splitlines()[-1]
     assert last == f"posenc: error: interrupted: 2 records are kept in {tmp_path / 'float32'}; the same command resumes"
     assert main(words) == 0
@@ -106,7 +104,6 @@ def test_it_prints_and_writes_tables_and_resumes_what_was_interrupted(
     for dtype in ("float32", "bfloat16"):
         folder = tmp_path / dtype
         names = {path.name for path in folder.iterdir()}
-        assert names == {"report.html", "bench.md", "bench.json", "records.jsonl", "config.toml"}
+        assert names == {"bench.md", "records.jsonl", "config.toml"}
         assert f"| tensors | 1 × 2 × length × 8, {dtype} |" in (folder / "bench.md").read_text(encoding="utf-8")
-        assert json.loads((folder / "bench.json").read_text()) == read(folder)
-        assert f"The report: {folder / 'report.html'}" in shown.out
+        assert f"The report: {folder / 'bench.md'}" in shown.out

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import posenc
 from posenc_lab.explore.content import content
 from posenc_lab.explore.page import STATIC
-from posenc_lab.explore.seen import seen
+from posenc_lab.explore.show import seen
 from tests.compare import made_up
 
 if TYPE_CHECKING:

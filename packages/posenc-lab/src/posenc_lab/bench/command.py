@@ -55,12 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return refused(error, "bench")
 
-    from posenc_lab.bench import report, tables  # a missing package must fail before an hour of timing
+    from posenc_lab.bench import tables  # a missing package must fail before an hour of timing
 
     out = arguments.out or Path("runs/bench" + "-mine" * bool(precisions[0].mine) + "-quick" * arguments.quick)
     for settings in precisions:
         folder = out / settings.dtype if len(precisions) > 1 else out
         measure = partial(runs.bench, settings, folder)
-        if code := reported(measure, folder, runs.check_record, report.write, tables.show, "bench"):
+        if code := reported(measure, folder, runs.check_record, tables.write, tables.show, "bench"):
             return code
     return 0

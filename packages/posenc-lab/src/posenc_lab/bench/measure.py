@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch.nn import functional as F
 from posenc.command.memory import peak_bytes
 from posenc.schemes.own import place_of
 from posenc_lab.bench.settings import Settings
-from posenc_lab.kit.others import now, others
 from posenc_lab.kit.turns import FEWEST, orders, ratios
 
 Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
@@ -27,6 +27,7 @@ Make: TypeAlias = Callable[[], Work]
 Clock: TypeAlias = Callable[[Work], float]
 """The seconds of one call."""
 
+STAT = Path("/proc/stat")
 SHORTEST = 5e-3  # seconds of a timing, which repeats the call; less would measure the clock and the interpreter
 NARROW = 0.1  # rounds end once every interval is narrower than this share of its median
 
@@ -153,3 +154,48 @@ def _repeated(work: Work, times: int) -> tuple[Tensor, ...]:
     for _ in range(times - 1):
         work()
     return work()
+
+
+# --- how busy other processes keep the machine ----------------------------------------------------------------------
+
+
+class Moment(NamedTuple):
+    """The time, and the CPU seconds of all processes and of this one."""
+
+    wall: float
+    every: float | None
+    """None if unknown."""
+    own: float
+
+
+def now() -> Moment:
+    user, system = os.times()[2:4]  # of terminated children
+    return Moment(time.perf_counter(), _every(), time.process_time() + user + system)
+
+
+def others(begin: Moment, end: Moment, cores: int) -> float | None:
+    """The mean number of cores kept busy by other processes or by the host of a virtual machine; None if unknown.
+
+    The system counts in ticks, so one tick of each core is subtracted; short times say little.
+    """
+    if begin.every is None or end.every is None or end.wall <= begin.wall:
+        return None
+    every, own = end.every - begin.every, end.own - begin.own
+    slack = cores * _tick()
+    if every < own - slack:  # some sandboxes report zeros
+        return None
+    return max(0.0, every - own - slack) / (end.wall - begin.wall)
+
+
+def _every() -> float | None:
+    try:
+        words = STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()
+    except OSError:
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, words[1:9])  # guest time is part of user
+    return (user + nice + system + irq + softirq + steal) * _tick()
+
+
+def _tick() -> float:
+    """The seconds of a clock tick."""
+    return 1 / os.sysconf("SC_CLK_TCK")

@@ -8,8 +8,10 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from posenc.command.files import write_whole
 from posenc_lab.kit import report
 from posenc_lab.kit.records import made_with
 from posenc_lab.kit.turns import ratios
@@ -169,6 +171,13 @@ def show(records: Sequence[Record], console: "Console") -> None:
     if busy(records):
         console.print(busy(records), style="bold", highlight=False, markup=False)
     printed(tables(records), console)
+
+
+def write(records: Sequence[Record], out: Path) -> Path:
+    """Writes the tables in Markdown, ``bench.md``, whole or not at all; returns its path."""
+    parts = ["# What position costs\n", *([f"**{busy(records)}**\n"] if busy(records) else [])]
+    write_whole(out / "bench.md", "\n".join([*parts, *map(report.as_markdown, tables(records))]).encode())
+    return out / "bench.md"
 
 
 def printed(tables: Iterable[Table], console: "Console") -> None:

@@ -10,8 +10,7 @@ from posenc_lab.choose.evidence import STRENGTHS, described
 from posenc_lab.choose.questions import answers, questions
 from posenc_lab.choose.said import claims_of, statements_of
 from posenc_lab.explore import data
-from posenc_lab.explore.catalog import catalog
-from posenc_lab.explore.compositions import refused
+from posenc_lab.explore.catalog import catalog, refused
 from posenc_lab.explore.numbers import JAVASCRIPT, of_entry, of_own, options_of, own
 from posenc_lab.explore.page import looks
 from posenc_lab.explore.records import measures, summary

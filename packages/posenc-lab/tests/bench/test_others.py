@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from posenc_lab.kit import others as watched
-from posenc_lab.kit.others import Moment, now, others
+from posenc_lab.bench import measure as watched
+from posenc_lab.bench.measure import Moment, now, others
 
 BEGIN = Moment(wall=100.0, every=5000.0, own=70.0)
 
