@@ -11,7 +11,7 @@ from posenc_lab.choose.evidence import TEXTS as CLAIMED
 from posenc_lab.explore import data
 from posenc_lab.explore.records import summarised
 from posenc_lab.extend.settings import CROPPED
-from posenc_lab.extend.verdicts import LEAST_PIECES
+from posenc_lab.extend.summary import LEAST_PIECES
 from study.devices import on_cpu
 from study.found import HERE, Part, Text, contrasts, label, signed
 from study.puzzles import task

@@ -14,7 +14,7 @@ from posenc.schemes.catalog import Shape, entries_of, scheme_from_names
 from posenc_lab.bench.run import bench
 from posenc_lab.bench.settings import Settings
 from posenc_lab.kit.configuration import ConfigError
-from posenc_lab.laws.decay import angles, counterexample, rotary_bound
+from posenc_lab.laws.laws import angles, counterexample, rotary_bound
 from posenc_lab.laws.probe import Probe
 from posenc_lab.laws.table import audit, audit_all
 from posenc_lab.plot import command, overview, rotations, sentences, vectors

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from posenc_lab.executors import slurm as of_slurm
-from posenc_lab.executors.choice import executor
-from posenc_lab.executors.executor import TRIES, Executor, cores, outcome
+from posenc_lab.executors.executor import TRIES, Executor, cores, executor, outcome
 from posenc_lab.executors.local import local
 from tests.executors.jobs import Job, run, told
 

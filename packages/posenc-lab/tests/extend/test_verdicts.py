@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from posenc_lab.extend.verdicts import (
+from posenc_lab.extend.summary import (
     LEAST_PIECES,
     TOO_FEW,
     Gain,

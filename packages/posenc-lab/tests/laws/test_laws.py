@@ -10,11 +10,20 @@ import torch
 from posenc import ALiBi, DistanceAware, RoPE, Scheme, Shaw, Sinusoidal
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law, Shape
-from posenc_lab.laws.decay import angles, counterexample, rotary_bound
-from posenc_lab.laws.laws import LAWS, QUESTIONS, curves
+from posenc_lab.laws.laws import (
+    LAWS,
+    QUESTIONS,
+    angles,
+    bounded,
+    counterexample,
+    curves,
+    linear,
+    linear_map,
+    rotary_bound,
+    unique,
+)
 from posenc_lab.laws.probe import SHAPE, Finding, Probe
 from posenc_lab.laws.table import audit
-from posenc_lab.laws.vectors import bounded, linear, linear_map, unique
 from tests.laws.audited import audited
 from tests.oracles import rope as rope_oracle
 from tests.rounding import of_sums

@@ -18,7 +18,7 @@ from posenc.encoding.pieces import Fading, Row
 from posenc.rotation.phases import OfHeads
 from posenc.schemes.catalog import Shape, catalog
 from posenc_lab.kit import style
-from posenc_lab.plot import command, overview, pairs, panels, relative, rotations, sentences, vectors
+from posenc_lab.plot import command, overview, pairs, panels, rotations, sentences, vectors
 from tests.rows import first_of
 
 # A tolerance of 1e-12 below is 4,500 * 2^-52: figures show numbers of order 1 in float64, from sums of fewer terms.
@@ -298,9 +298,9 @@ def test_the_bound_has_the_published_values() -> None:
 
 
 def test_the_index_of_a_pair_is_its_distance_plus_n_minus_one() -> None:
-    index = relative.relative_indices(4)
+    index = sentences.relative_indices(4)
     assert index.tolist() == [[3, 4, 5, 6], [2, 3, 4, 5], [1, 2, 3, 4], [0, 1, 2, 3]]
-    figure = relative.relative_index()
+    figure = sentences.relative_index()
     assert words_in(figure, 0)[:3] == ["0", "−3", "d(i, i − 3)"]
     assert words_in(figure, 0)[-3:] == ["6", "+3", "d(i, i + 3)"]
     assert words_in(figure, 1) == [str(i) for row in index.tolist() for i in row]

@@ -96,7 +96,7 @@ def _run_grid(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--processes must be at least 1, got {arguments.processes}")
         from posenc_lab.compare.compare import check
         from posenc_lab.compare.grid import grid_of
-        from posenc_lab.executors.choice import executor
+        from posenc_lab.executors.executor import executor
 
         try:
             grid = grid_of(arguments.grid, arguments.out, **given(arguments, CompareConfig))

@@ -23,10 +23,9 @@ from posenc.schemes.own import source_of
 from posenc_lab.compare import checkpoint as checkpoints
 from posenc_lab.compare.checkpoint import Reached
 from posenc_lab.compare.config import CompareConfig, Rate
-from posenc_lab.compare.layers import position_from
 from posenc_lab.compare.summary import check as check_record
 from posenc_lab.compare.summary import results_of
-from posenc_lab.compare.task import Loaded, Measures, Task, listed
+from posenc_lab.compare.task import Loaded, Measures, Task, listed, position_from
 from posenc_lab.compare.tasks import complete, configured, from_toml, task_of
 from posenc_lab.compare.train import TRAINING, TUNING, DivergedError, batch, optimizer_for, rate_of, step_of, train
 from posenc_lab.compare.tuning import chosen, losses, trials

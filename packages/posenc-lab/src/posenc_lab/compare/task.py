@@ -12,12 +12,43 @@ from posenc.models import Decoder
 from posenc.positions.positions import PositionError
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme
-from posenc.schemes.catalog import catalog
+from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
 from posenc.schemes.entry import Entry, Shape
+from posenc.schemes.own import BETWEEN
 from posenc_lab.compare.config import CompareConfig
-from posenc_lab.compare.layers import entries
 from posenc_lab.compare.train import Draw
 from posenc_lab.kit import processes
+
+WINDOW = "@"
+
+
+def entries(names: str) -> tuple[Entry, ...]:
+    """The entries of every scheme in ``names``. ValueError as for `entries_of`, and for an invalid window."""
+    return tuple(dict.fromkeys(entry for scheme, _ in _parts(names) for entry in entries_of(scheme)))
+
+
+def position_from(names: str, shape: Shape, num_layers: int) -> Scheme | Schedule:
+    """The scheme or schedule of a model with ``layers`` layers."""
+    parts = _parts(names)
+    made = {scheme: scheme_from_names(scheme, shape) for scheme, _ in parts}
+    if parts == [(names, None)]:
+        return made[names]
+    if len(parts) > num_layers:
+        raise ValueError(f"schemes must name a scheme for each of {num_layers} layers at most, got {names!r}")
+    chosen = (parts[layer % len(parts)] for layer in range(num_layers))
+    return Schedule([(made[scheme], window) for scheme, window in chosen])
+
+
+def _parts(names: str) -> list[tuple[str, int | None]]:
+    """The scheme and the window of each layer."""
+    found: list[tuple[str, int | None]] = []
+    for part in BETWEEN.split(names):
+        scheme, marked, window = part.partition(WINDOW)
+        if marked and not (window.isascii() and window.isdecimal() and int(window)):
+            raise ValueError(f"schemes must have a number of tokens after {WINDOW}, got {names!r}")
+        found.append((scheme, int(window) if marked else None))
+    return found
+
 
 Tick: TypeAlias = Callable[[int], None]
 """Called with the number of tokens after each forward pass of a test; what it raises stops the test."""

@@ -16,7 +16,7 @@ from posenc_lab.explore.page import looks
 from posenc_lab.explore.records import measures, summary
 from posenc_lab.laws.probe import SHAPE
 from posenc_lab.laws.table import TABLES
-from posenc_lab.plot.minilm import weights_file
+from posenc_lab.plot.vectors import weights_file
 
 
 def content(schemes: Sequence[str] = (), records: Sequence[Path] = (), *, is_saved: bool = False) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from posenc_lab.laws.table import audit
 from posenc_lab.plot import overview, panels
 
 JAVASCRIPT = frozenset(
-    """nope learned sinusoidal axial_rope mrope p_rope partial_rope rope rope_3d alibi cope distance_aware fox relative_2d
-    shaw t5""".split()  # noqa: SIM905 (a line for each would be eighteen)
+    """nope learned sinusoidal axial_rope mrope p_rope partial_rope rope rope_3d alibi cope distance_aware fox
+    relative_2d shaw t5""".split()  # noqa: SIM905 (a line for each would be eighteen)
 )
 """The schemes that ``static/math/catalog.js`` computes: those of the lesson and of the figures of one scheme."""
 

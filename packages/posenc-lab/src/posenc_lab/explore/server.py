@@ -286,7 +286,7 @@ def records(given: Recorded) -> dict[str, Any]:
 
 def minilm() -> dict[str, Any]:
     """The learned table of all-MiniLM-L6-v2, if its package is installed."""
-    from posenc_lab.plot.minilm import learned
+    from posenc_lab.plot.vectors import learned
 
     return {"table": _answer(learned().weight.detach())}
 

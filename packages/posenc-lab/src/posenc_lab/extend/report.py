@@ -10,8 +10,7 @@ from rich.table import Table as Printed
 from posenc_lab.compare.pictures import Line, draw
 from posenc_lab.compare.summary import Estimate, multiple
 from posenc_lab.extend.settings import CROPPED, PLAIN, Extension
-from posenc_lab.extend.summary import STRETCHES, Record, Summary
-from posenc_lab.extend.verdicts import LEAST_PIECES, MARGIN, TOO_FEW, Gain
+from posenc_lab.extend.summary import LEAST_PIECES, MARGIN, STRETCHES, TOO_FEW, Gain, Record, Summary
 from posenc_lab.kit import page
 from posenc_lab.kit.command import command_of
 from posenc_lab.kit.records import made_with

@@ -57,7 +57,7 @@ FIGURES = (
     Entry("attention", "sentences", "attention weights on a sentence, without positions and with them"),
     Entry("rope_rotation", "rotations", "RoPE: the rotation of each pair of channels, position by position"),
     Entry("rope_decay", "rotations", "RoPE: the bound decays with distance; scores need not"),
-    Entry("relative_index", "relative", "the 2N - 1 distances of N tokens and their indices in the table"),
+    Entry("relative_index", "sentences", "the 2N - 1 distances of N tokens and their indices in the table"),
 )
 
 _NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}

@@ -19,7 +19,7 @@ from posenc.rotation.phases import OfHeads
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
 from posenc_lab.kit import style
-from posenc_lab.laws.decay import counterexample, rotary_bound
+from posenc_lab.laws.laws import counterexample, rotary_bound
 from posenc_lab.laws.probe import Probe
 from posenc_lab.plot import panels
 from posenc_lab.plot.panels import Named, Schemes

