@@ -9,7 +9,7 @@ import pytest
 
 from posenc.command.cli import main
 from posenc.command.progress import Progress
-from posenc_lab.compare import grid_report
+from posenc_lab.compare import report
 from posenc_lab.compare.compare import compare
 from posenc_lab.compare.grid import BUSY, Grid, described, finished, grid_of, run_cell, run_grid
 from posenc_lab.executors import executor as choice
@@ -123,7 +123,7 @@ def test_a_grid_measures_what_one_comparison_does(measured: tuple[Path, Grid], t
         return [{name: value for name, value in r.items() if name != "configuration"} for r in untimed(records)]
 
     assert without_configuration(of_cells) == without_configuration(whole)
-    table = grid_report.terminal_table(grid, {cell: cell.records() for cell in grid.cells})
+    table = report.terminal_table_of_grid(grid, {cell: cell.records() for cell in grid.cells})
     assert [str(each) for each in table.columns[0].cells] == ["nope", "alibi"]
 
 
@@ -155,7 +155,7 @@ def test_other_grids_are_a_table(measured: tuple[Path, Grid], tmp_path: Path) ->
     one, twelve = grid.cells[1], grid.cells[4]
     found[one] = [{**r, "seed": 1, "configuration": one.config.to_dict()} for r in found[grid.cells[0]]]
     found[twelve] = [{**r, "fingerprint": "other"} for r in found[grid.cells[0]]]
-    table = grid_report.table_of(grid, found)
+    table = report.grid_table(grid, found)
     assert [column.text for column in table.columns][:4] == ["steps", "scheme", "score", "seeds"]
     rows = [[cell.text for cell in row] for row in table.cells]
     assert [row[:4] for row in rows] == [
@@ -164,8 +164,8 @@ def test_other_grids_are_a_table(measured: tuple[Path, Grid], tmp_path: Path) ->
         ["12", "nope", "bits", "1"],
     ]
     (sliding,) = (r for r in found[twelve] if (r["kind"], r.get("length")) == ("sliding", 16))
-    assert rows[2][4].startswith(f"{sum(sliding['bits']) / len(sliding['bits']):.3f} ± ")
-    path = grid_report.write(grid, found, tmp_path)
+    assert rows[2][4].startswith(f"{sum(sliding['bits']) / len(sliding['bits']):.3f}±")
+    path = report.write_grid(grid, found, tmp_path)
     assert "4 of 8 cells have no records yet." in path.read_text()
 
 

@@ -37,17 +37,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add_options(parser, Settings)
 
 
-def settings_of(arguments: argparse.Namespace) -> list[Settings]:
-    """The settings for each precision."""
-    chosen = {**(QUICK if arguments.quick else {}), **given(arguments, Settings)}
-    dtypes = chosen.pop("dtype", [Settings.dtype])
-    return [Settings.from_mapping({**chosen, "dtype": dtype}) for dtype in dict.fromkeys(dtypes)]
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Runs the benchmark. Exit codes 0: done; 1: interrupted or failed, after partial tables; 2: wrong usage."""
     try:
-        precisions = settings_of(arguments)
+        chosen = {**(QUICK if arguments.quick else {}), **given(arguments, Settings)}
+        dtypes = chosen.pop("dtype", [Settings.dtype])
+        precisions = [Settings.from_mapping({**chosen, "dtype": dtype}) for dtype in dict.fromkeys(dtypes)]
         from posenc_lab.bench import run as runs  # imports torch, which wrong arguments need not wait for
 
         for settings in precisions:

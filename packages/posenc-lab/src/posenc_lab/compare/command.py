@@ -59,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.grid is not None:
         return _run_grid(arguments)
     try:
-        _require_no_grid(arguments)
+        for name in ("on", "processes"):
+            if (value := getattr(arguments, name)) is not None:
+                raise ValueError(f"--{name} must be given with --grid, got {value!r} without")
         config = _configuration(arguments)
         from posenc_lab.compare.compare import (  # imports torch, which wrong arguments need not wait for
             check,
@@ -81,13 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
         lambda records, console: console.print(report.terminal_table(records)),
         "compare",
     )
-
-
-def _require_no_grid(arguments: argparse.Namespace) -> None:
-    """ValueError for options that only a grid has."""
-    for name in ("on", "processes"):
-        if (value := getattr(arguments, name)) is not None:
-            raise ValueError(f"--{name} must be given with --grid, got {value!r} without")
 
 
 def _run_grid(arguments: argparse.Namespace) -> int:
@@ -114,7 +109,7 @@ def _reported_grid(grid: "Grid", runs: "Executor", out: Path) -> int:
     """Runs a grid and reports what there is, also if it was stopped."""
 
     from posenc.command.progress import for_stream
-    from posenc_lab.compare import grid_report
+    from posenc_lab.compare import report
     from posenc_lab.compare.grid import run_grid
 
     stopped = ""
@@ -127,7 +122,7 @@ def _reported_grid(grid: "Grid", runs: "Executor", out: Path) -> int:
     found = {cell: records for cell in grid.cells if (records := cell.records())}
     if found:
         console = stdout()
-        path = grid_report.write(grid, found, out)
-        console.print(grid_report.terminal_table(grid, found))
+        path = report.write_grid(grid, found, out)
+        console.print(report.terminal_table_of_grid(grid, found))
         console.print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)
     return failed(f"{stopped}; the same command resumes") if stopped else 0

@@ -248,7 +248,7 @@ def _files(text: Iterable[str]) -> list[Path]:
             if path.is_dir():
                 raise ValueError(f"text must be of text files, got {name!r}, a folder without files")
             raise ValueError(f"text must be of files, folders or globs that match some, got {name!r}")
-        new = [p for p in there if not _is_binary(p)]
+        new = [p for p in there if b"\0" not in _read(p, HEAD)]
         if not new:
             count = "a binary file" if len(there) == 1 else f"{len(there):,} binary files"
             raise ValueError(
@@ -280,10 +280,6 @@ def _below(folder: Path, suffix: str = "", skip: Set[str] = frozenset()) -> list
         folders[:] = [name for name in folders if not name.startswith(".") and name not in skip]
         found += [Path(parent, name) for name in files if not name.startswith(".") and name.endswith(suffix)]
     return sorted(path for path in found if path.is_file())
-
-
-def _is_binary(path: Path) -> bool:
-    return b"\0" in _read(path, HEAD)
 
 
 def _read(path: Path, most: int = -1) -> bytes:

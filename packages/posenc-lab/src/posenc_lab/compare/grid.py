@@ -47,6 +47,11 @@ class Cell:
     def folder(self) -> Path:
         return self.out / CELLS / self.name
 
+    def value(self, name: str) -> str:
+        """The value of an option, in words."""
+        value = getattr(self.config, name)
+        return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
     def records(self) -> list[Record]:
         """Its complete records. ValueError, naming the line, for a damaged file."""
         return read(self.folder, check)
@@ -60,6 +65,11 @@ class Grid:
     cells: tuple[Cell, ...]
     varied: tuple[str, ...]
     clusters: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the cells make one comparison."""
+        return set(self.varied) <= {"schemes", "seeds"}
 
 
 def grid_of(path: str | Path, out: Path, **overrides: Any) -> Grid:
@@ -141,14 +151,8 @@ def run_grid(grid: Grid, executor: Executor, progress: Progress) -> dict[Cell, s
 
 def described(cell: Cell, varied: Iterable[str]) -> str:
     """The values that distinguish a cell: "rope, train_length 128"."""
-    values = {name: value_of(cell, name) for name in varied}
+    values = {name: cell.value(name) for name in varied}
     return ", ".join(value if name in ("task", "schemes") else f"{name} {value}" for name, value in values.items())
-
-
-def value_of(cell: Cell, name: str) -> str:
-    """The value of an option, in words."""
-    value = getattr(cell.config, name)
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _work(cell: Cell) -> float:

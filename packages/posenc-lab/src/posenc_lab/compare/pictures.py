@@ -341,8 +341,12 @@ def differences(summary: Summary, dark: bool = False) -> Figure:
 
 def by_position(summary: Summary, dark: bool = False) -> Figure:
     """Bits per byte against the position of the token, in windows of the longest test length."""
-    found = {scheme: _positions(summary, scheme) for scheme in summary.schemes}
-    lines = [Line(scheme, points, "" if points else _absent(summary, scheme)) for scheme, points in found.items()]
+    lines = []
+    for scheme in summary.schemes:
+        points, absent = _positions(summary, scheme), summary.diverged(scheme) or "not measured"
+        if any(record.get("undefined") for record in summary.of("by_position", scheme)):
+            absent = summary.end(scheme) or "undefined"
+        lines.append(Line(scheme, points, "" if points else absent))
     # Within the training length the first bytes have the highest loss; they set the scale.
     trained = [p.mean for line in lines for x, p in line.finite() if x <= summary.train_length]
     every = [p.mean for line in lines for _, p in line.finite()]
@@ -432,11 +436,6 @@ def _positions(summary: Summary, scheme: str) -> tuple[tuple[float, Estimate], .
         error = 1.96 * sum(r["stderr"][i] for r in records) / len(records)
         points.append((math.sqrt((a + 1) * b), Estimate(mean, mean - error, mean + error, 0, len(records))))
     return tuple(points)
-
-
-def _absent(summary: Summary, scheme: str) -> str:
-    undefined = any(record.get("undefined") for record in summary.of("by_position", scheme))
-    return (summary.end(scheme) or "undefined") if undefined else summary.diverged(scheme) or "not measured"
 
 
 def _limits(lines: Sequence[Line], train_length: int) -> tuple[float, float]:

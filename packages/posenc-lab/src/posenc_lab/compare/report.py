@@ -3,10 +3,10 @@
 An incomplete run can be reported too; the report then lists what is missing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 from rich.table import Table as RichTable
@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from posenc_lab.compare import pictures
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.puzzle import Puzzle
-from posenc_lab.compare.summary import Estimate, Record, Summary, multiple
+from posenc_lab.compare.summary import Record, Summary, multiple
 from posenc_lab.compare.task import Task, listed
 from posenc_lab.kit import page
 from posenc_lab.kit.command import command_of
@@ -35,6 +35,10 @@ from posenc_lab.kit.report import (
     as_printed,
 )
 from posenc_lab.kit.statistics import LEAST_SEEDS, wilson
+
+if TYPE_CHECKING:
+    from posenc_lab.compare.grid import Cell as GridCell
+    from posenc_lab.compare.grid import Grid
 
 CAPTIONS = {
     "sliding": "Bits per byte against test length, over sliding windows. The same bytes are scored at every length. "
@@ -242,7 +246,9 @@ def solved(summary: Summary, scheme: str, length: int) -> str:
 
 def _use_of_context(summary: Summary, length: int) -> str:
     """Whether context beyond the training length helps, compared with the truncated baseline on the same bytes."""
-    effects = {s: e for s in summary.schemes if (e := _gain_of_context(summary, s, length)) and e.finite}
+    trained, kinds = summary.train_length, ("final_tokens", "truncated")
+    gains = {s: summary.difference(kinds[0], s, s, length, kinds[1], trained) for s in summary.schemes}
+    effects = {scheme: gain for scheme, gain in gains.items() if gain and gain.finite}
     grouped: dict[str, list[str]] = {}
     for scheme, effect in effects.items():
         verdict = summary.verdict(effect)
@@ -260,11 +266,6 @@ def _use_of_context(summary: Summary, length: int) -> str:
     words = "; ".join(form.format(listed(schemes)) for form, schemes in sorted(grouped.items()))
     start = f"A context of {length:,} bytes instead of {summary.train_length:,} for the final bytes"
     return f"{start} {words} (bits per byte)." if words else ""
-
-
-def _gain_of_context(summary: Summary, scheme: str, length: int) -> Estimate | None:
-    """Bits per byte of the final bytes with a context of ``length``, minus those with the training length."""
-    return summary.difference("final_tokens", scheme, scheme, length, "truncated", summary.train_length)
 
 
 def _how_to_read(summary: Summary) -> list[str]:
@@ -560,14 +561,14 @@ def terminal_table(records: Sequence[Record]) -> RichTable:
     return shown
 
 
-def _short(summary: Summary, scheme: str, length: int) -> str:
+def _short(summary: Summary, scheme: str, length: int, places: int = 2) -> str:
     value = summary.bits(summary.kind, scheme, length)
     if value is None:
         return summary.no_value(scheme, length, summary.kind) or "–"
     if not value.finite:
         return "not finite"
     half = (value.high - value.low) / 2
-    return f"{value.mean:.2f}±" + (f"{half:.2f}".removeprefix("0") if half < 1 else f"{half:.1f}")
+    return f"{value.mean:.{places}f}±" + (f"{half:.{places}f}".removeprefix("0") if half < 1 else f"{half:.1f}")
 
 
 def _few(lengths: Sequence[int], trained: int) -> list[int]:
@@ -576,3 +577,52 @@ def _few(lengths: Sequence[int], trained: int) -> list[int]:
         return list(lengths)
     keep = {lengths[0], trained if trained in lengths else lengths[1]}
     return sorted(keep | set(lengths[-3:]))
+
+
+# --- a grid ---------------------------------------------------------------------------------------------------------
+
+Found = Mapping["GridCell", Sequence[Record]]
+"""The records of the cells of a grid that have some."""
+
+
+def write_grid(grid: "Grid", found: Found, out: Path) -> Path:
+    """Writes the report of a grid into the folder ``out``; returns its path. Cells that differ in schemes and seeds
+    alone are one comparison; others are rows of a table."""
+    if grid.is_one:
+        return write(_all(found), out)
+    missing = len(grid.cells) - len(found)
+    warnings = [Warn(f"{missing} of {len(grid.cells)} cells have no records yet.", id="missing")] if missing else []
+    heading = f"{len(grid.cells)} comparisons"
+    return page.write(Report("posenc compare: a grid", heading, [], [*warnings, grid_table(grid, found)]), out)
+
+
+def terminal_table_of_grid(grid: "Grid", found: Found) -> RichTable:
+    """The main numbers, for a terminal."""
+    if grid.is_one:
+        return terminal_table(_all(found))
+    table = grid_table(grid, found)
+    shown = as_printed(table)
+    shown.title, shown.caption = table.title, table.lead
+    return shown
+
+
+def grid_table(grid: "Grid", found: Found) -> Table:
+    """A row for each scheme of each configuration, with the means over its seeds."""
+    varied = [name for name in grid.varied if name not in ("schemes", "seeds")]
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for cell, records in found.items():
+        groups.setdefault(tuple(map(cell.value, varied)), []).extend(records)
+    rows: list[Row] = []
+    for values, records in groups.items():
+        summary = Summary(records)
+        for scheme in summary.schemes:
+            seeds = len(summary.measured(scheme))
+            ends = [_short(summary, scheme, n, 3) for n in (summary.train_length, summary.test_lengths[-1])]
+            rows.append([*values, scheme, summary.task.score, str(seeds), *ends])
+    numbers = [Column(name) for name in ("seeds", "at the training length", "at the longest")]
+    lead = "Means over seeds and windows, ± half the 95 % interval. Bits: lower is better; accuracy: higher."
+    return Table("Every configuration", lead, [*varied, "scheme", "score", *numbers], rows, id="cells")
+
+
+def _all(found: Found) -> list[Record]:
+    return [record for records in found.values() for record in records]

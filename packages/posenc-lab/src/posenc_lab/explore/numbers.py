@@ -140,7 +140,10 @@ def own(names: str) -> dict[str, Any]:
         "name": names,
         "title": " + ".join(entry.title for entry in entries),
         "signature": " + ".join(entry.signature for entry in entries),
-        "options": [_fixed(name, getattr(shape, name)) for name in sizes],
+        "options": [
+            {"name": name, "kind": "other", "required": True, "default": None, "built": getattr(shape, name)}
+            for name in sizes  # without a control
+        ],
         "doors": list(scheme.doors),
         "axes": {1: "one", 2: "two", 3: "three"}[shape.axes],
         "for_decoders": scheme.for_decoders,
@@ -173,11 +176,6 @@ def built(names: str) -> Scheme:
 
 def _axes(entries: tuple[Entry, ...]) -> int:
     return max(entry.least_axes for entry in entries)
-
-
-def _fixed(name: str, size: int) -> dict[str, Any]:
-    """An option without a control."""
-    return {"name": name, "kind": "other", "required": True, "default": None, "built": size}
 
 
 def _summary(scheme: type[Scheme]) -> str:

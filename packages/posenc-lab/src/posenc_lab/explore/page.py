@@ -43,7 +43,9 @@ def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> st
         steps=lesson.lesson(),
         html=lesson.html,
         html_of_line=lesson.html_of_line,
-        data=_script(data),
+        data=Markup(
+            json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+        ),  # safe in a script
         imports=Markup(import_map(server)),
         policy="" if server else policy(server),
         version=posenc.__version__,
@@ -71,12 +73,6 @@ def policy(server: bool) -> str:
         f"default-src 'none'; script-src {' '.join(scripts)}; style-src 'unsafe-inline'; img-src data:; "
         f"connect-src {ask}; base-uri 'none'; form-action 'none'{frames}"
     )
-
-
-def _script(data: Mapping[str, Any]) -> Markup:
-    """JSON that is safe inside a script element."""
-    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c"))
 
 
 def _themes() -> dict[str, Any]:

@@ -94,7 +94,11 @@ def _comparison(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "kind": kind,
                 "lengths": list(found.lengths(kind)),
                 "curves": {s: [_point(found, kind, s, n) for n in found.lengths(kind)] for s in found.schemes},
-                "baselines": _baselines(found, BASELINE.get(kind, "")),
+                "baselines": {
+                    s: _point(found, BASELINE[kind], s, found.train_length)
+                    for s in found.schemes
+                    if kind in BASELINE and found.lengths(BASELINE[kind])
+                },
             }
             for kind in _measures(task)["kinds"]
             if found.lengths(kind) and kind not in BASELINE.values()
@@ -109,11 +113,6 @@ def _comparison(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _point(found: comparison.Summary, kind: str, scheme: str, length: int) -> list[Any]:
     value = found.bits(kind, scheme, length)
     return _estimate(value, found.no_value(scheme, length, kind) or "missing")
-
-
-def _baselines(found: comparison.Summary, kind: str) -> dict[str, list[Any]]:
-    """The baseline of each scheme; empty if it was not measured."""
-    return {s: _point(found, kind, s, found.train_length) for s in found.schemes if found.lengths(kind)}
 
 
 def _extension(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -65,12 +65,16 @@ def clock_of(device: torch.device) -> Callable[[Callable[[], object]], float]:
 def machine(device: torch.device) -> dict[str, object]:
     """The facts that times depend on; "not known" if the system does not report one."""
     processors = _processors()
+    physical = {(each.get("physical id"), each["core id"]) for each in processors if "core id" in each}
     return {
         "processor": _first(processors, "model name") or platform.processor() or platform.machine(),
         "vector units": _vector_units(processors),
-        "denormal numbers": _denormals(),
+        # A bias that falls with distance produces many.
+        "denormal numbers": "kept"
+        if (torch.tensor(torch.finfo(torch.float32).tiny) / 2).item() > 0
+        else "flushed to zero",
         "cores": os.cpu_count(),
-        "physical cores": _physical(processors) or UNKNOWN,
+        "physical cores": len(physical) or UNKNOWN,
         "memory_bytes": memory_bytes(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
@@ -97,17 +101,6 @@ def _vector_units(processors: list[dict[str, str]]) -> str:
     flags = (_first(processors, "flags") or _first(processors, "Features")).split()
     there = ", ".join(unit for unit in UNITS if unit in flags) or "none"
     return f"torch uses {torch.backends.cpu.get_cpu_capability()}; there: {there if flags else UNKNOWN}"
-
-
-def _physical(processors: list[dict[str, str]]) -> int:
-    """The number of physical cores; 0 if unknown."""
-    return len({(each.get("physical id"), each["core id"]) for each in processors if "core id" in each})
-
-
-def _denormals() -> str:
-    """Whether denormal numbers are kept or flushed to zero; a bias that falls with distance produces many."""
-    half = torch.tensor(torch.finfo(torch.float32).tiny) / 2
-    return "kept" if half.item() > 0 else "flushed to zero"
 
 
 def memory_bytes() -> int | None:
