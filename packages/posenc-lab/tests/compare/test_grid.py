@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+import posenc_lab.executors
 from posenc.command.cli import main
 from posenc.command.progress import Progress
 from posenc_lab.compare import report
 from posenc_lab.compare.compare import compare
 from posenc_lab.compare.grid import BUSY, Grid, described, finished, grid_of, run_cell, run_grid
-from posenc_lab.executors import executor as choice
 from posenc_lab.executors.executor import Ended, Job, Run
 from posenc_lab.kit.records import Records
 from tests.compare.small import small_config, untimed, write_text
@@ -184,7 +184,7 @@ def test_the_command_runs_a_grid_and_reports_it(
             yield job, "no memory"
 
     given: list[Any] = []
-    monkeypatch.setattr(choice, "executor", lambda *arguments: given.append(arguments) or failing)
+    monkeypatch.setattr(posenc_lab.executors, "executor_of", lambda *arguments: given.append(arguments) or failing)
     out = str(folder / "out")
     assert main(["compare", "--grid", str(path), "--out", out, "--on", "slurm", "--processes", "3"]) == 1
     assert given == [("slurm", 3, Path(out) / "slurm", {"slurm": {}, "ray": {}})]

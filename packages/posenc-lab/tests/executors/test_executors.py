@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from posenc_lab.executors import executor_of
 from posenc_lab.executors import slurm as of_slurm
-from posenc_lab.executors.executor import TRIES, Executor, cores, executor, outcome
+from posenc_lab.executors.executor import TRIES, Executor, cores, outcome
 from posenc_lab.executors.local import local
 from tests.executors.jobs import Job, run, told
 
@@ -33,7 +34,7 @@ def until(path: Path, seconds: float = 60) -> None:
 
 
 def test_local_processes_run_all_and_begin_killed_ones_again(tmp_path: Path) -> None:
-    found = outcomes(executor("local", 2, tmp_path, {}), tmp_path, *REASONS, "die", "place")
+    found = outcomes(executor_of("local", 2, tmp_path, {}), tmp_path, *REASONS, "die", "place")
     own = f"{max(cores() // 2, 1)} threads, in a group of its own"
     assert found == {**REASONS, "die": f"its process ended with {-signal.SIGKILL}", "place": own}
     begun = {job.does: job.begun for job in told(tmp_path, *found)}
@@ -76,7 +77,7 @@ def test_an_unexpected_error_shows_its_place(tmp_path: Path, capsys: pytest.Capt
 
 def test_an_unknown_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"on must be local, slurm, ray or ray://HOST:PORT, got 'rya'"):
-        executor("rya", None, tmp_path, {})
+        executor_of("rya", None, tmp_path, {})
 
 
 @pytest.fixture
@@ -88,15 +89,15 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_submitit_runs_all_here(tmp_path: Path, often: None) -> None:
     pytest.importorskip("submitit", reason="submitit is not installed: pip install 'posenc-lab[grid]'")
     here = {"slurm": {"cluster": "local", "timeout_min": 5}}
-    found = outcomes(executor("slurm", None, tmp_path / "logs", here), tmp_path, "", "odd", "refuse")
+    found = outcomes(executor_of("slurm", None, tmp_path / "logs", here), tmp_path, "", "odd", "refuse")
     assert found == {word: REASONS[word] for word in ("", "odd", "refuse")}
     wrong = {"slurm": {"cluster": "local", "partitoin": "a"}}
     with pytest.raises(ValueError, match=r"slurm must have parameters of submitit, got \{'partitoin': 'a'\}: "):
-        outcomes(executor("slurm", None, tmp_path / "logs", wrong), tmp_path, "odd")
+        outcomes(executor_of("slurm", None, tmp_path / "logs", wrong), tmp_path, "odd")
 
 
 def test_a_machine_without_slurm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("submitit", reason="submitit is not installed: pip install 'posenc-lab[grid]'")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="are you indeed on a slurm cluster"):
-        outcomes(executor("slurm", None, tmp_path / "logs", {}), tmp_path, "odd")
+        outcomes(executor_of("slurm", None, tmp_path / "logs", {}), tmp_path, "odd")

@@ -91,7 +91,7 @@ def _run_grid(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--processes must be at least 1, got {arguments.processes}")
         from posenc_lab.compare.compare import check
         from posenc_lab.compare.grid import grid_of
-        from posenc_lab.executors.executor import executor
+        from posenc_lab.executors import executor_of
 
         try:
             grid = grid_of(arguments.grid, arguments.out, **given(arguments, CompareConfig))
@@ -99,7 +99,7 @@ def _run_grid(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--grid must be a file that can be read, got {words(error)}") from None
         for cell in grid.cells:
             check(cell.config)
-        runs = executor(arguments.on or "local", arguments.processes, arguments.out / "slurm", grid.clusters)
+        runs = executor_of(arguments.on or "local", arguments.processes, arguments.out / "slurm", grid.clusters)
     except ValueError as error:
         return refused(error, "compare")
     return _reported_grid(grid, runs, arguments.out)

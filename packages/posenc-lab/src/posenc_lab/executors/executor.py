@@ -9,12 +9,9 @@ If the iteration is closed, the jobs that are running get a signal to stop, and 
 import os
 import sys
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Generator, Sequence
+from typing import Protocol, TypeAlias, TypeVar
 
-from posenc.arguments import shown
 from posenc.command.options import words
 
 Job = TypeVar("Job")
@@ -46,27 +43,3 @@ def outcome(run: Run[Job], job: Job) -> str:
         if not isinstance(error, ValueError | OSError):  # not an expected one: its place is needed too
             traceback.print_exc(file=sys.stderr)
         return words(error)
-
-
-def executor(on: str, processes: int | None, logs: Path, options: Mapping[str, Mapping[str, Any]]) -> Executor:
-    """The executor ``on`` names: local, slurm, ray, or the address of a cluster, ray://HOST:PORT.
-
-    ``processes`` is the number of jobs at once: by default as many as this machine has cores, and as many as fit on a
-    cluster. ``logs`` is a folder for the output of Slurm's jobs. ``options`` are, by executor, submitit's parameters
-    and Ray's resources of a task. ValueError for another name; ModuleNotFoundError if the library is not installed.
-    """
-    if on == "local":
-        from posenc_lab.executors.local import local
-
-        at_once = processes or cores()
-        return partial(local, processes=at_once, threads=max(cores() // at_once, 1))
-    if on == "slurm":
-        from posenc_lab.executors.slurm import slurm
-
-        return partial(slurm, at_once=processes, logs=logs, parameters=options.get("slurm", {}))
-    if on == "ray" or on.startswith("ray://"):
-        from posenc_lab.executors.cluster import on_ray
-
-        address = on if "://" in on else None
-        return partial(on_ray, at_once=processes, address=address, options=options.get("ray", {}))
-    raise ValueError(f"on must be local, slurm, ray or ray://HOST:PORT, got {shown(on)}")

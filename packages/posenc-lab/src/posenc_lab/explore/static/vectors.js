@@ -91,7 +91,7 @@ export function vectors(values, app) {
 export function python(values, app) {
     const { scheme, tokens, dim } = values;
     if (scheme === MINILM)
-        return `from posenc_lab.plot.minilm import learned\nP = learned().weight.detach().double()[:${tokens}]`;
+        return `from posenc_lab.plot.vectors import learned\nP = learned().weight.detach().double()[:${tokens}]`;
     const { entry, options: given } = setting(values, app);
     if (isByNumbers(entry)) {
         const zeros = `torch.zeros(1, ${tokens}, ${sizesOf(values, app).dim}, dtype=torch.float64)`;

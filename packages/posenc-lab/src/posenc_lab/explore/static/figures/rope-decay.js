@@ -101,7 +101,7 @@ export const figure = {
     },
     use: ({ dim, base }) => rope(dim, { base }),
     line: ({ dim, base, length, peak, weighed: isWeighed }) =>
-        `from posenc_lab.laws.decay import rotary_bound\n` +
+        `from posenc_lab.laws.laws import rotary_bound\n` +
         `rope = posenc.RoPE(${dim}, base=${base})\n` +
         `ones = torch.ones(1, 1, ${length}, ${dim}, dtype=torch.float64)\n` +
         `q = rope(posenc.Positions.arange(${length}), dtype=torch.float64).rotate_query(ones)[0, 0]\n` +
