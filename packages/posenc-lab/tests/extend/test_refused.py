@@ -18,7 +18,6 @@ from tests.extend.small import checkpoint
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"scalings": ("longrope",)}, "longrope needs its factors: add --factors FILE"),
         ({"scalings": ("yarns",)}, r"scalings must be .*, got 'yarns'"),
         ({"final": 17}, r"final must be at most the shortest length \(16\), got 17"),
         ({"factor": 1.0}, "factor must be"),

@@ -1,6 +1,5 @@
 """posenc extend on a tiny checkpoint: measured once, resumed, refused by name, reported."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -94,22 +93,6 @@ def test_the_report(settings: Extension, tmp_path: Path, capsys: pytest.CaptureF
     summary = Summary(read(tmp_path))
     assert summary.missing() == []
     assert summary.gain("none", 192) is not None
-
-
-def test_longrope_takes_the_factors_of_a_file(settings: Extension, tmp_path: Path) -> None:
-    path = tmp_path / "factors.json"
-    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}))
-    lists = replace(settings, scalings=("none", "longrope"), factors=str(path), lengths=(32, 128))
-    records = run.extend(lists, tmp_path / "out")
-    assert sum(r["scheme"] == "longrope" for r in records) == 6
-    path.write_text(json.dumps({"short_factor": [1.0] * 3, "long_factor": [1.0] * 4}))
-    with pytest.raises(ValueError, match=r"short_factor of .* must have 4 numbers, one for each pair, got 3"):
-        run.extend(lists, tmp_path / "other")
-    path.write_text("[]")
-    with pytest.raises(
-        ValueError, match="factors must be a JSON file with the lists short_factor and long_factor, got '"
-    ):
-        run.extend(lists, tmp_path / "another")
 
 
 def test_what_a_folder_was_begun_with_is_kept(settings: Extension, tmp_path: Path) -> None:

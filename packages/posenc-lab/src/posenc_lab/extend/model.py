@@ -59,14 +59,6 @@ class Source:
         of_a_token = 8 * c.hidden_size + 3 * (getattr(c, "intermediate_size", None) or 4 * c.hidden_size)
         return int(self.parameters * size + longest * of_a_token * size + final * c.vocab_size * (size + 4))
 
-    @property
-    def pairs(self) -> int:
-        """The number of rotated channel pairs of a head."""
-        text = self.text
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        share = (getattr(text, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
-        return int(head_dim * share) // 2
-
     def bases(self) -> set[float]:
         """The RoPE bases of the layers."""
         from posenc.huggingface.config import scheme_from_config

@@ -14,20 +14,19 @@ from posenc.command.progress import Progress
 from posenc_lab.extend import measure
 from posenc_lab.extend import model as models
 from posenc_lab.extend.card import card_of
-from posenc_lab.extend.scalings import Factors, factors_of, patched, scaling_of
+from posenc_lab.extend.scalings import patched, scaling_of
 from posenc_lab.extend.settings import CROPPED, PLAIN, Extension
 from posenc_lab.extend.summary import check as check_record
 from posenc_lab.extend.text import Tokens
 from posenc_lab.kit import processes, saved
 from posenc_lab.kit.configuration import ConfigError, fingerprint
-from posenc_lab.kit.files import digest_of, rounded
+from posenc_lab.kit.files import rounded
 from posenc_lab.kit.machine import clock_of, device_of, version_of, versions
 from posenc_lab.kit.processes import Lead, Stop
 from posenc_lab.kit.records import Record, Records
 
 SLOWER = 2.0  # how much longer than estimated a run may take
 KEPT = ("final", "windows")  # their defaults depend on the first run in a folder
-OF_SCALINGS = {"longrope": "factors", "base": "base"}  # the settings that one scaling alone depends on
 
 
 def check(settings: Extension) -> tuple[Extension, models.Source, str]:
@@ -44,19 +43,12 @@ def check(settings: Extension) -> tuple[Extension, models.Source, str]:
     settings = replace(settings, trained_length=trained, lengths=lengths, final=final)
     settings.require("final", settings.scored <= trained, f"at most the trained length ({trained:,})")
     memory = models.require_room(source, settings, device)
-    _factors(settings, source)
-    for name in OF_SCALINGS.keys() & set(settings.scalings):
-        if len(bases := source.bases()) != 1:
-            raise ValueError(f"{name} needs one base of all rotating layers, and {source.name} has {sorted(bases)}")
     if settings.base is not None:
-        (own,) = source.bases()
+        if len(bases := source.bases()) != 1:
+            raise ValueError(f"base needs one base of all rotating layers, and {source.name} has {sorted(bases)}")
+        (own,) = bases
         settings.require("base", settings.base > own, f"above that of {source.name} ({own:g})")
     return settings, source, memory
-
-
-def _factors(settings: Extension, source: models.Source) -> Factors | None:
-    """LongRoPE's factors, if a file of them is given."""
-    return None if settings.factors is None else factors_of(settings.factors, source.pairs)
 
 
 def extend(settings: Extension, out: str | Path, progress: Progress | None = None) -> list[Record]:
@@ -90,7 +82,6 @@ def _extend(settings: Extension, out: Path, progress: Progress, lead: Lead) -> l
             "longest": settings.lengths[-1],
             "weights": loaded.digest,
             "text_digest": text.digest,
-            "factors": None if settings.factors is None else digest_of(Path(settings.factors).read_bytes()),
         }
         identity = settings.identity(**made_with)
         model = f"{loaded.about}, trained at {settings.trained:,}"
@@ -107,7 +98,7 @@ def _extend(settings: Extension, out: Path, progress: Progress, lead: Lead) -> l
             _require_same(out, identity, records)
             run = _Run(settings, windows, bench, records, about, progress, lead, stop)
             for name in settings.scalings:  # finds errors before hours of measuring
-                with patched(loaded.model, scaling_of(name, settings, run.factors)):
+                with patched(loaded.model, scaling_of(name, settings)):
                     pass
             progress.begin(run.work())
             saved.save(out, settings, made_with)
@@ -137,9 +128,8 @@ def _continued(settings: Extension, out: Path) -> Extension:
 def _require_same(out: Path, identity: dict[str, Any], records: Records) -> None:
     """ValueError, saying what differs, if another extension has results in ``out``."""
     if len(records):
-        measured = {record["scheme"] for record in records}
-        without = [name for scaling, name in OF_SCALINGS.items() if scaling not in measured]
-        here = {name: value for name, value in identity.items() if name not in without}
+        measured = any(record["scheme"] == "base" for record in records)
+        here = {name: value for name, value in identity.items() if measured or name != "base"}
         saved.require_same(out, saved.identity_in(out, Extension.from_mapping), here, "extension")
 
 
@@ -151,7 +141,6 @@ class _Job:
     windows: int | None  # as given, since how a text is divided depends on it
     digests: str  # of the model and the text
     scheme: str
-    factors: Factors | None
     passes: tuple[tuple[int, int], ...]
 
 
@@ -173,7 +162,7 @@ class _Bench:
 
     def do(self, job: _Job, stop: Stop, made: Any = lambda number, length, results: None) -> None:
         """Does a job; ``made`` is called with the results of each pass, by kind."""
-        with patched(self.loaded.model, scaling_of(job.scheme, job.settings, job.factors)):
+        with patched(self.loaded.model, scaling_of(job.scheme, job.settings)):
             for first in range(0, len(job.passes), processes.world()):
                 some = job.passes[first : first + processes.world()]
                 found = processes.each(lambda one: self.measured(job.settings, *one), some)
@@ -227,7 +216,6 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.source = self.bench.source
-        self.factors = _factors(self.settings, self.source)
 
     def missing(self, scheme: str) -> dict[tuple[int, int], None]:
         """The passes that are not recorded, in order. One gives the loss of the final tokens and that by position."""
@@ -263,9 +251,9 @@ class _Run:
         passes = tuple(self.missing(scheme))
         if not passes:
             return
-        if (scaling := scaling_of(scheme, self.settings, self.factors)) is not None:
+        if (scaling := scaling_of(scheme, self.settings)) is not None:
             self.progress.say(f"{scheme}: {scaling}")
-        job = _Job(self.settings, self.windows, self.bench.digests, scheme, self.factors, passes)
+        job = _Job(self.settings, self.windows, self.bench.digests, scheme, passes)
 
         def made(number: int, length: int, results: dict[str, dict[str, Any]]) -> None:
             for kind, result in results.items():

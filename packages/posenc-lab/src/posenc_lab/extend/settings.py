@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from posenc_lab.kit.configuration import ConfigError, Configuration, option
 
 # Names of the command line, in the order of reports.
-SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "dynamic_yarn", "base")
+SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "dynamic_yarn", "base")
 PLAIN = "none"
 CROPPED = "cropped"  # the unscaled model, given no more tokens than it was trained on
 
@@ -42,7 +42,6 @@ class Extension(Configuration):
         least=8,
     )
     trained_length: int | None = option(None, "trained length of the model (default: from its configuration)")
-    factors: str | None = option(None, "JSON file with LongRoPE's short_factor and long_factor, which longrope needs")
     base: float | None = option(None, "RoPE base that the scaling base gives the model, above its own", above=1)
     dtype: str = option("float32", "float32, bfloat16 or float16", choices=("float32", "bfloat16", "float16"))
     attention: str = option("posenc", "posenc or sdpa", choices=("posenc", "sdpa"))
@@ -56,8 +55,6 @@ class Extension(Configuration):
         if self.final is not None and self.lengths:
             shortest = self.lengths[0]
             self.require("final", self.final <= shortest, f"at most the shortest length ({shortest})")
-        if "longrope" in self.scalings and self.factors is None:
-            raise ConfigError("scalings", "longrope needs its factors: add --factors FILE")
         if "base" in self.scalings and self.base is None:
             raise ConfigError("scalings", "base needs the number: add --base N, such as --base 1000000")
         self.require("base", self.base is None or "base" in self.scalings, "omitted unless scalings have base")

@@ -38,7 +38,7 @@ _FOUNDERS = {
 # The palette is smaller than the catalog. These would else look much as schemes that they are often compared with.
 _APART = {"t5": 6, "fox": 2, "RoPE in windows with NoPE": 1}
 # Of context extension; what follows a comma is a scaling's settings.
-_SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "dynamic_yarn", "base")
+_SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "dynamic_yarn", "base")
 _MARKERS = ("P", "d", "<", ">", "8", "*", "H")
 _DASHES: tuple[Dashes, ...] = ((0, (5, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (5, 1.2, 1.2, 1.2, 1.2, 1.2)))
 

@@ -116,18 +116,13 @@ def places(length: int, grid: tuple[int, int] | None = None) -> Positions:
     a length below 2, or an invalid grid."""
     whole("length", length, least=2)
     if grid is not None:
-        check_pair("grid", grid, least=1)
+        if not isinstance(grid, Sequence) or len(grid) != 2:
+            raise ValueError(f"grid must be (rows, columns), got {shown(grid)}")
+        for n, side in enumerate(grid):
+            whole(f"grid[{n}]", side)
     positions = Positions.arange(length) if grid is None else Positions.grid(*grid)
     tokens = torch.arange(len(positions))
     return positions.with_segment((tokens >= len(positions) // 2).long()[None])
-
-
-def check_pair(name: str, pair: tuple[int, int], least: int) -> None:
-    """ValueError unless pair is (rows, columns), two whole numbers of at least ``least``."""
-    if not isinstance(pair, Sequence) or len(pair) != 2:
-        raise ValueError(f"{name} must be (rows, columns), got {shown(pair)}")
-    whole(f"{name}[0]", pair[0], least)
-    whole(f"{name}[1]", pair[1], least)
 
 
 def words_of(sentence: str) -> list[str]:
@@ -287,10 +282,3 @@ def frame(axes: Axes, row: float, column: float, height: int, width: int, color:
     """Draws a frame around ``height`` x ``width`` cells of a matrix, starting at (row, column)."""
     box = (column - 0.5, row - 0.5), width, height
     axes.add_patch(Rectangle(*box, fill=False, edgecolor=color, linewidth=linewidth, zorder=4, clip_on=False))
-
-
-def name_words(axes: Axes, words: Sequence[str], left: bool, lowest: bool) -> None:
-    """Labels both axes of a matrix with the words of a sentence; queries only on ``left`` panels."""
-    axes.set_xticks(range(len(words)), words, rotation=45, ha="right", rotation_mode="anchor", size=9)
-    axes.set_yticks(range(len(words)), words if left else [""] * len(words), size=9)
-    axes.set(ylabel="query" if left else "", xlabel="key" if lowest else "")

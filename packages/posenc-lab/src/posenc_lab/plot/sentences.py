@@ -120,7 +120,10 @@ def attention(
                 panels.frame(panel, 0, j, len(words), 1, style.theme(dark).palette[1])
             same = [np.allclose(values[:, j], values[:, words.index(words[j])]) for j in twice]
             panel.set_title(one.title + (": equal where framed" if same and all(same) else ""))
-            panels.name_words(panel, words, left=index % columns == 0, lowest=index + columns >= len(drawn))
+            left, lowest = index % columns == 0, index + columns >= len(drawn)
+            panel.set_xticks(range(len(words)), words, rotation=45, ha="right", rotation_mode="anchor", size=9)
+            panel.set_yticks(range(len(words)), words if left else [""] * len(words), size=9)
+            panel.set(ylabel="query" if left else "", xlabel="key" if lowest else "")
         sums = "less than 1" if len(less) == len(drawn) else "; ".join(["1", *(f"of {name} to less" for name in less)])
         panels.bar(figure, image, axes, f"attention weight (rows sum to {sums})", shrink=0.7)
         if twice:
