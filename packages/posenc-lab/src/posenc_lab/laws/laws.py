@@ -184,9 +184,9 @@ def bounded(probe: Probe) -> Finding:
 def rotary_bound(
     theta: Float[Tensor, " pairs"], distances: Shaped[Tensor, " distances"]
 ) -> Float64[Tensor, " distances"]:
-    """B(r) = (1/n) sum_{j=1..n} |S_j|, S_j = sum_{k<j} e^{i r theta_k}, for n = d/2 pairs, fastest first.
+    """``B(r) = (1/n) sum_{j=1..n} |S_j|``, ``S_j = sum_{k<j} e^{i r theta_k}``, for n = d/2 pairs, fastest first.
 
-    |q_i . k_j| is at most B(r) times a constant that does not depend on r. This is only a bound: scores below a
+    ``|q_i . k_j|`` is at most B(r) times a constant that does not depend on r. This is only a bound: scores below a
     decreasing bound need not decrease.
 
     Raises ValueError unless both are tensors of one axis.
