@@ -107,3 +107,21 @@ def test_it_prints_and_writes_tables_and_resumes_what_was_interrupted(
         assert names == {"bench.md", "records.jsonl", "config.toml"}
         assert f"| tensors | 1 × 2 × length × 8, {dtype} |" in (folder / "bench.md").read_text(encoding="utf-8")
         assert f"The report: {folder / 'bench.md'}" in shown.out
+
+
+def test_regrets_are_of_both_directions_and_leave_out_what_a_scheme_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        command, "REGRET", TINY | {"backends": ("auto", "reference", "sdpa"), "schemes": ("nope", "alibi")}
+    )
+    assert main(["bench", "--regret", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert "Regret of auto" in shown.out
+    assert "regret training both ways, alibi, 64" in shown.err
+    rows = [line.split("|")[1:-1] for line in (tmp_path / "bench.md").read_text().splitlines() if line.startswith("| ")]
+    calls = {row[0].strip(): int(row[-1]) for row in rows if len(row) == 5 and row[-1].strip().isdecimal()}
+    assert calls == {"all": 6, "forward": 3, "training": 3, "causal": 4, "both ways": 2, "64 tokens": 6} | {
+        "nope": 4,
+        "alibi": 2,  # without a direction it takes only earlier keys
+    }

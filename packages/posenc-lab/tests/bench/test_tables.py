@@ -44,6 +44,29 @@ def test_regret_is_the_largest_ratio_to_the_fastest_backend() -> None:
     assert "the fastest one" in found.foot
 
 
+def test_regrets_are_gathered_by_what_the_calls_have_in_common() -> None:
+    """Those of calls that one backend alone can run say nothing."""
+    short, single, long, _ = prices(("alibi",))
+    for record, seen in ((short, "causal"), (single, "causal"), (long, "both ways")):
+        record["kind"] = f"regret forward {seen}"
+    short["results"]["native"] = taking(0.0005, 0.5, 0.4, 0.6)  # where auto's takes 1 ms
+    long["results"]["chunked"] = taking(0.008, 2.0, 1.9, 2.1)  # where it takes 4
+    found = table("Regret of auto", [short, single, long])
+    assert [tuple(row) for row in found.rows] == [
+        ("all", "1.414", "2.00", "1", "2"),
+        ("forward", "1.414", "2.00", "1", "2"),
+        ("causal", "2.000", "2.00", "1", "1"),
+        ("512 tokens", "2.000", "2.00", "1", "1"),
+        ("alibi", "1.414", "2.00", "1", "2"),
+        ("both ways", "1.000", "1.00", "0", "1"),
+        ("1,024 tokens", "1.000", "1.00", "0", "1"),
+    ]
+    worst = table("The largest", [short, single, long])
+    assert [tuple(row) for row in worst.rows] == [
+        ("alibi, forward causal, 512 tokens", "sdpa", "1", "native", "0.5", "2.00")
+    ]
+
+
 def test_an_attention_of_ones_own_is_shown_to_be_equal_first() -> None:
     found = table("my.py:attention beside posenc's alibi", mine())
     assert found.header == ("phase", "tokens", "what", "off by", "ms", "over plain", "over posenc", "peak, MiB")

@@ -23,6 +23,7 @@ from posenc_lab.bench.settings import AUTO, Settings
 
 PLAIN = "plain"  # causal scaled_dot_product_attention, without positions: the baseline
 PHASES = ("forward", "training")
+SEEN = ("causal", "both ways")
 SHAW_KEYS = "shaw_keys"  # without the values of the catalog's shaw
 WINDOW = 16  # of shaw_keys, and of the catalog's shaw
 INTERLEAVED, PARTIAL = "rope_interleaved", "rope_partial"
@@ -112,27 +113,63 @@ def prices(settings: Settings) -> Iterator[Group]:
         yield Group(f"price {phase}", scheme, length, build, work, partial(probed, settings, scheme, training))
 
 
-def probed(settings: Settings, name: str, training: bool, backend: str, length: int) -> Work:
+def regrets(settings: Settings) -> Iterator[Group]:
+    """A group per length, phase, direction and scheme, with encodings bound before, short ones first."""
+    backends = settings.backends or (AUTO, *(backend.name for backend in BACKENDS))
+    schemes = settings.schemes or all_schemes()
+    for length, phase, seen, scheme in itertools.product(settings.lengths, PHASES, SEEN, schemes):
+        training, is_causal = phase == "training", seen == "causal"
+        build = partial(priced, settings, scheme, length, training, backends, once=True, is_causal=is_causal)
+        probe = partial(probed, settings, scheme, training, once=True, is_causal=is_causal)
+        work = 1 + (3.5 if training else 1) * (length / 2048) ** 2
+        yield Group(f"regret {phase} {seen}", scheme, length, build, work, probe)
+
+
+def probed(
+    settings: Settings,
+    name: str,
+    training: bool,
+    backend: str,
+    length: int,
+    once: bool = False,
+    is_causal: bool = True,
+) -> Work:
     """The call at another length."""
-    return attention_work(settings, name, length, Inputs.draw(settings, length, length, training), backend)
+    inputs = Inputs.draw(settings, length, length, training)
+    return attention_work(settings, name, length, inputs, backend, once, is_causal)
 
 
-def priced(settings: Settings, name: str, length: int, training: bool, backends: tuple[str, ...]) -> Built:
+def priced(
+    settings: Settings,
+    name: str,
+    length: int,
+    training: bool,
+    backends: tuple[str, ...],
+    once: bool = False,
+    is_causal: bool = True,
+) -> Built:
     """Plain attention and the scheme with these backends. Auto's choice is measured once, by its own name."""
     inputs = Inputs.draw(settings, length, length, training)
     facts: dict[str, Any] = {}
     if AUTO in backends:
         scheme = build_scheme(name, settings, length)
-        found = explained(scheme, name, inputs)
+        try:
+            found = explained(scheme, name, inputs, is_causal)
+        except ValueError as error:  # of a scheme for keys up to the query
+            return Built({PLAIN: inputs.plain, AUTO: partial(_left_out, str(error))}, {"auto": AUTO, "why": str(error)})
         facts = {"auto": found.backend, "why": found.why}
     makes: dict[str, Make] = {PLAIN: inputs.plain}
     for backend in dict.fromkeys(facts["auto"] if backend == AUTO else backend for backend in backends):
-        makes[backend] = partial(attention_work, settings, name, length, inputs, backend)
+        makes[backend] = partial(attention_work, settings, name, length, inputs, backend, once, is_causal)
     return Built(makes, facts)
 
 
+def _left_out(why: str) -> Work:
+    raise LeftOutError(why)
+
+
 def attention_work(
-    settings: Settings, name: str, length: int, inputs: Inputs, backend: str, once: bool = False
+    settings: Settings, name: str, length: int, inputs: Inputs, backend: str, once: bool = False, is_causal: bool = True
 ) -> Work:
     """A call of `posenc.attention`, including the binding to positions and the addition to the input. With ``once``,
     both are done before, as a model does for all its layers.
@@ -140,7 +177,7 @@ def attention_work(
     Raises LeftOutError, with the reason, if the backend refuses the call.
     """
     scheme = build_scheme(name, settings, length)
-    refusals = {} if backend == AUTO else explained(scheme, name, inputs).refusals
+    refusals = {} if backend == AUTO else explained(scheme, name, inputs, is_causal).refusals
     if backend in refusals:
         raise LeftOutError(refusals[backend])
 
@@ -149,18 +186,18 @@ def attention_work(
 
     def attend() -> Tensor:
         query, encoding = ahead or bound(scheme, name, inputs.query, projected)
-        out = posenc.attention(query, inputs.key, inputs.value, encoding, is_causal=True, backend=backend)
+        out = posenc.attention(query, inputs.key, inputs.value, encoding, is_causal=is_causal, backend=backend)
         assert isinstance(out, Tensor)
         return out
 
     return inputs.work(attend, tuple(scheme.parameters()))
 
 
-def explained(scheme: Scheme, name: str, inputs: Inputs) -> Explanation:
+def explained(scheme: Scheme, name: str, inputs: Inputs, is_causal: bool = True) -> Explanation:
     """The backend that auto chooses for this call, and why the others do not apply."""
     with torch.set_grad_enabled(inputs.training):
         query, encoding = bound(scheme, name, inputs.query, projected_by_a_layer(scheme, inputs.query))
-        return posenc.explain(query, inputs.key, inputs.value, encoding, is_causal=True)
+        return posenc.explain(query, inputs.key, inputs.value, encoding, is_causal=is_causal)
 
 
 def projected_by_a_layer(scheme: Scheme, query: Tensor) -> dict[str, Tensor]:

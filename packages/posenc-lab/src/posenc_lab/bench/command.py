@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from posenc.command.options import refused
-from posenc_lab.bench.settings import DTYPES, QUICK, Settings
+from posenc_lab.bench.settings import DTYPES, QUICK, REGRET, Settings
 from posenc_lab.kit.command import List, add_options, given, names, reported
 
 
@@ -22,7 +22,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--out",
         type=Path,
         metavar="DIR",
-        help="folder of results (default: runs/bench, and -mine if --mine, -quick if --quick)",
+        help="folder of results (default: runs/bench, and -mine if --mine, -regret, -quick)",
     )
     parser.add_argument("--quick", action="store_true", help="fewer lengths and rounds, backend auto only: minutes")
     parser.add_argument(
@@ -40,7 +40,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the benchmark. Exit codes 0: done; 1: interrupted or failed, after partial tables; 2: wrong usage."""
     try:
-        chosen = {**(QUICK if arguments.quick else {}), **given(arguments, Settings)}
+        asked = given(arguments, Settings)
+        chosen = {**(REGRET if asked.get("regret") else {}), **(QUICK if arguments.quick else {}), **asked}
         dtypes = chosen.pop("dtype", [Settings.dtype])
         precisions = [Settings.from_mapping({**chosen, "dtype": dtype}) for dtype in dict.fromkeys(dtypes)]
         from posenc_lab.bench import run as runs  # imports torch, which wrong arguments need not wait for
@@ -52,7 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     from posenc_lab.bench import tables  # a missing package must fail before an hour of timing
 
-    out = arguments.out or Path("runs/bench" + "-mine" * bool(precisions[0].mine) + "-quick" * arguments.quick)
+    out = arguments.out or Path(
+        "runs/bench"
+        + "-mine" * bool(precisions[0].mine)
+        + "-regret" * precisions[0].regret
+        + "-quick" * arguments.quick
+    )
     for settings in precisions:
         folder = out / settings.dtype if len(precisions) > 1 else out
         measure = partial(runs.bench, settings, folder)

@@ -80,7 +80,8 @@ def bench(
         saved.save(out, settings, made_with)
         if records.notice:
             progress.say(records.notice)
-        planned = list(cases.prices(settings) if settings.mine is None else mine.groups(settings))
+        groups = mine.groups if settings.mine is not None else cases.regrets if settings.regret else cases.prices
+        planned = list(groups(settings))
         records.require_sources(settings.schemes)
         progress.begin(sum(group.work for group in planned))
         cuda = device.type == "cuda"

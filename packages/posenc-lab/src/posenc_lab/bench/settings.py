@@ -21,6 +21,11 @@ class Settings(Configuration):
         "attention(query, key, value), each (1, heads, tokens, head_dim), and with scheme= if it has that parameter; "
         "it must return causal attention with the one scheme of --schemes (default: nope)",
     )
+    regret: bool = option(
+        False,
+        "how much longer auto takes than the fastest backend that can run the call: causal and both directions, "
+        "forward and training, with encodings bound before (default: eight schemes, 64 to 4,096 tokens)",
+    )
     lengths: tuple[int, ...] = option(
         (512, 1024, 2048, 4096, 8192, 16384, 32768), "powers of two (quick: 512,2048)", least=64
     )
@@ -43,6 +48,7 @@ class Settings(Configuration):
         """ConfigError for values that do not fit together; lengths are sorted."""
         one = self.mine is None or len(self.schemes) <= 1
         self.require("schemes", one, "the one scheme that --mine implements")
+        self.require("regret", not (self.regret and self.mine), "False with --mine")
         self.require("lengths", bool(self.lengths), "one or more")
         self.require("lengths", all(n & (n - 1) == 0 for n in self.lengths), "powers of two from 64 on")
         object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
@@ -54,4 +60,12 @@ QUICK: dict[str, Any] = {
     "budget": 1.0,
     "longest": 2.0,
     "backends": (AUTO,),
+}
+
+REGRET: dict[str, Any] = {
+    "lengths": (64, 128, 256, 512, 1024, 2048, 4096),
+    "schemes": ("nope", "rope", "alibi", "t5", "shaw", "transformer_xl", "fire", "fox"),
+    "rounds": 3,
+    "budget": 1.0,
+    "longest": 2.0,
 }

@@ -25,6 +25,7 @@ PHASES = {"forward": "forward", "training": "a training step"}
 BUSY = 0.1  # share of the cores; if other processes use more, times are marked as doubtful
 SIGN = "†"
 NUMBER = re.compile(r"[\d–∞]|$")
+TOO_MUCH, WORST = 1.25, 20  # regrets above the first are counted; rows of the largest
 SPREAD = "± half the interval that holds the true one in 9 of 10 cases"
 
 
@@ -114,15 +115,21 @@ def baseline_cells(records: Sequence[Record], lengths: Sequence[int]) -> list[st
 
 def regret(record: Record) -> float:
     """The time with auto's backend over that with the fastest one; 0 if no other was measured."""
-    times = {
-        name: result["seconds"]
-        for name, result in record["results"].items()
-        if name != record["baseline"] and "seconds" in result
-    }
+    times = _times(record)
     if len(times) < 2 or record.get("auto") not in times:
         return 0.0
-    best = min(times, key=lambda name: statistics.median(times[name]))
-    return ratios(times[record["auto"]], times[best])[0]
+    return ratios(times[record["auto"]], times[_fastest(record)])[0]
+
+
+def _times(record: Record) -> dict[str, list[float]]:
+    """The seconds of all that were measured but the baseline."""
+    results = record["results"].items()
+    return {name: x["seconds"] for name, x in results if name != record["baseline"] and "seconds" in x}
+
+
+def _fastest(record: Record) -> str:
+    times = _times(record)
+    return min(times, key=lambda name: statistics.median(times[name]))
 
 
 def of(records: Sequence[Record], kind: str, *, auto: bool = False) -> list[Record]:
@@ -152,7 +159,7 @@ def tables(records: Sequence[Record]) -> list[Table]:
     found = [Table("Environment", "", ("what", "with"), [*environment(records)])]
     for phase in PHASES:
         found += [_price(records, phase), _memory(records, phase)]
-    return [table for table in (*found, _mine(records)) if table.rows]
+    return [table for table in (*found, *_regrets(records), _mine(records)) if table.rows]
 
 
 def busy(records: Sequence[Record]) -> str:
@@ -258,6 +265,35 @@ def _memory(records: Sequence[Record], phase: str) -> Table:
     for scheme in schemes(found):
         table.rows.append((scheme, *(table.cell(one(found, scheme, length), "auto", form) for length in lengths)))
     return table
+
+
+def _regrets(records: Sequence[Record]) -> list[Table]:
+    """The regret of all calls, of each part of them, and of the worst."""
+    found = {n: regret(record) for n, record in enumerate(records) if record["kind"].startswith("regret ")}
+    found = {n: max(1.0, value) for n, value in found.items() if value}
+    lead = (
+        "Time with auto's backend over that with the fastest one that can run the call, in the same rounds, with "
+        "encodings bound before."
+    )
+    whole = Table("Regret of auto", lead, ("calls", "geometric mean", "largest", f"above {TOO_MUCH}", "of"))
+    parts: dict[str, list[float]] = {}
+    for n, value in found.items():
+        record = records[n]
+        _, phase, seen = record["kind"].split(" ", 2)
+        for part in ("all", phase, seen, f"{record['length']:,} tokens", record["scheme"]):
+            parts.setdefault(part, []).append(value)
+    for part, values in parts.items():
+        over = sum(value > TOO_MUCH for value in values)
+        mean = f"{statistics.geometric_mean(values):.3f}"
+        whole.rows.append((part, mean, f"{max(values):.2f}", str(over), str(len(values))))
+    worst = Table("The largest", "", ("call", "auto takes", "ms", "fastest", "ms", "regret"))
+    for n in sorted((n for n in found if found[n] > 1), key=lambda n: -found[n])[:WORST]:
+        record, best = records[n], _fastest(records[n])
+        call = f"{record['scheme']}, {record['kind'].removeprefix('regret ')}, {record['length']:,} tokens"
+        took = record["auto"]
+        cells = (took, amount_cell(record, took), best, amount_cell(record, best), f"{found[n]:.2f}")
+        worst.rows.append((call, *cells))
+    return [whole, worst]
 
 
 def _mine(records: Sequence[Record]) -> Table:
