@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import posenc
 from posenc import T5, ALiBi, FoX, Positions, RoPE
 from posenc.backends.native import library
+from posenc.backends.native.operator import Prepared
 from posenc.backends.plan import MOST
 from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
@@ -195,13 +197,17 @@ def test_none_is_under_a_transformation(made: list[Request]) -> None:
 
 
 def test_a_plan_holds_no_tensor_of_a_layer() -> None:
-    encoding, layer = T5(HEADS)(Positions.arange(TOKENS)), drawn()
-    posenc.attention(*layer, encoding, is_causal=True)
-    held = [weakref.ref(x) for x in layer]
-    assert encoding.plans
-    del layer
-    gc.collect()
-    assert [each() for each in held] == [None] * 3
+    """Neither of queries, keys and values, nor of features."""
+    for scheme in (T5(HEADS), FoX(HEADS)):
+        encoding, layer = scheme(Positions.arange(TOKENS)), drawn(requires_grad=True)
+        features = {"forgotten": torch.randn(1, HEADS, TOKENS)} if encoding.wanted else {}
+        of_layer = encoding.with_projected(features) if features else encoding
+        posenc.attention(*layer, of_layer, is_causal=True, backend="native").sum().backward()  # type: ignore[union-attr]
+        held = [weakref.ref(x) for x in (*layer, *features.values(), *of_layer.query_features.values())]
+        assert encoding.plans
+        del layer, features, of_layer
+        gc.collect()
+        assert [each() for each in held] == [None] * len(held)
 
 
 def test_plans_are_bounded() -> None:
@@ -209,3 +215,61 @@ def test_plans_are_bounded() -> None:
     for n in range(2 * MOST):
         posenc.attention(*layer, encoding, is_causal=True, scale=1.0 + n)
         assert 1 <= len(encoding.plans) <= MOST
+
+
+# --- structures that are filled once ----------------------------------------------------------------------------------
+
+
+def test_calls_at_once_have_structures_of_their_own() -> None:
+    """Forward and backward, in four threads that share an encoding."""
+    encoding = ALiBi(HEADS)(Positions.arange(TOKENS))
+    layers = [[x.requires_grad_() for x in drawn()] for _ in range(40)]
+
+    def step(layer: list[Tensor]) -> tuple[Tensor, ...]:
+        out = posenc.attention(*layer, encoding, is_causal=True, backend="native")
+        assert isinstance(out, Tensor)
+        return (out.detach(), *torch.autograd.grad(out.square().sum(), layer))
+
+    alone = [step(layer) for layer in layers]
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(step, layers * 3))
+    for found, expected in zip(together, alone * 3, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    (plan,) = encoding.plans.values()
+    assert plan.kept is not None
+    forward, backward = plan.kept["native"].free
+    assert 1 <= len(forward) <= 5
+    assert 1 <= len(backward) <= 5
+
+
+def test_saved_tensors_may_come_back_with_other_strides() -> None:
+    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), [x.requires_grad_() for x in drawn()]
+
+    def gradients() -> tuple[Tensor, ...]:
+        out = posenc.attention(*layer, encoding, is_causal=True, backend="native")
+        assert isinstance(out, Tensor)
+        return torch.autograd.grad(out.square().sum(), layer)
+
+    def turned(x: Tensor) -> Tensor:
+        return x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() == 4 else x
+
+    expected = gradients()
+    with torch.autograd.graph.saved_tensors_hooks(turned, lambda x: x):
+        found = [gradients() for _ in range(2)]
+    for each in found:
+        torch.testing.assert_close(each, expected)
+
+
+def test_calls_of_changing_lengths_leave_nothing_behind() -> None:
+    scheme = ALiBi(HEADS)
+
+    def held() -> int:
+        gc.collect()
+        return sum(type(x) is Prepared for x in gc.get_objects())
+
+    before = held()
+    for n in range(1, 200):
+        x = torch.randn(1, HEADS, n, HEAD_DIM)
+        posenc.attention(x, x, x, scheme, is_causal=True, backend="native")
+        posenc.attention(x, x, x, None, is_causal=True, backend="native")
+    assert held() - before <= MOST + 1  # the latest of the scheme, and of texts without one

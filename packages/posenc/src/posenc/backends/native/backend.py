@@ -77,13 +77,18 @@ def _given(call: Call) -> Given:
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     if any(piece.is_planar for piece in call.pieces):  # else only what queries see is read
         call = cleared(call)
-    key, prepared = call.key, None if call.kept is None else call.kept.get("native")
-    if prepared is None:
+    prepared: Prepared | None = None if call.kept is None else call.kept.get("native")
+    key, tensors = call.key, None if prepared is None else prepared.given
+    if prepared is None or tensors is None:
         given = _given(call)
-        key, prepared = given.key, Prepared(_dtype_of(call), *_arguments(call, given), call.scale, call.skip_below)
-        if call.kept is not None and key is call.key and given.is_of_positions:
-            call.kept["native"] = prepared
-    out, lse = operator.native(*_operands(call, key), prepared.given, *prepared.rest, prepared=prepared)
+        key, (tensors, *rest) = given.key, _arguments(call, given)
+        if prepared is None:
+            is_fixed = key is call.key and given.is_of_positions
+            rest += [call.scale, call.skip_below]
+            prepared = Prepared(_dtype_of(call), tensors if is_fixed else None, *rest)
+            if call.kept is not None:
+                call.kept["native"] = prepared
+    out, lse = operator.native(*_operands(call, key), tensors, *prepared.rest, prepared=prepared)
     return out.to(call.query.dtype), lse if call.return_lse else None
 
 
@@ -94,7 +99,7 @@ def _prepared(call: Call) -> Direct | None:
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
         prepared = kept.get("native")
-        if prepared is None:
+        if prepared is None or prepared.given is None:
             return None
         tensors = query, key, value
         if query.dtype != prepared.dtype:

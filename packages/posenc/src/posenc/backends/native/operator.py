@@ -268,9 +268,8 @@ class _Kernel:
     ) -> None:
         query, key, value = tensors
         self.dtype, self.real = query.dtype, _wide(query.dtype)
-        self.function, self.scale, self.skip_below = form.function, scale, skip_below
-        self.given = given
-        self._check(key, value)
+        self.form, self.scale, self.skip_below = form, scale, skip_below
+        self.has_bounds: bool | None = None  # None: not known yet
         self.tiles = _tiles(tuple(tiling), query.size(0))
         (batch, heads, queries, width), (kv_heads, keys) = query.shape, key.shape[1:3]
         numbers = (len(self.tiles), batch, heads, kv_heads, queries, keys, width, value.size(-1), *form.function)
@@ -278,7 +277,8 @@ class _Kernel:
         self.inputs = call.q, call.k, call.v
         for to, x in zip(self.inputs, tensors, strict=True):
             to.__init__(*_steps(x))
-        self._put_inputs(form)
+        self.put(given)
+        self._check(key, value)
         call.skip_threshold = skip_threshold(skip_below, keys)
         call.tiles = ctypes.cast(self.tiles, ctypes.c_void_p)
         call.pool = pool()
@@ -287,12 +287,11 @@ class _Kernel:
         self.outputs = call.o, call.lse
         for to, shape in zip(self.outputs, (self.shape, (*self.shape[:3], 1)), strict=True):
             to.__init__(None, *_contiguous(shape))
-        self.has_bounds: bool | None = None  # None: not known yet
         self.work: dict[bool, int] = {}
 
     def _put_bounds(self, query: Tensor, key: Tensor) -> dict[str, Tensor]:
         """Those of these queries and keys, to be held until the kernel has run."""
-        bounds = bounds_of(query, key, self.given, self.function, self.scale, self.skip_below)
+        bounds = bounds_of(query, key, self.given, self.form.function, self.scale, self.skip_below)
         for name, x in bounds.items():
             setattr(self.call, name, x.data_ptr())
         self.has_bounds = len(bounds) > 0
@@ -309,8 +308,10 @@ class _Kernel:
         if key.shape[:3] != value.shape[:3]:
             raise RuntimeError(f"the kernel takes as many values as keys, got {value.shape} and {key.shape}")
 
-    def _put_inputs(self, form: Form) -> None:
-        call, given = self.call, self.given
+    def put(self, given: dict[str, Tensor]) -> None:
+        """Takes these tensors besides query, key and value."""
+        call, form, self.given = self.call, self.form, given
+        self.has_bounds = None
         for name, x in given.items():
             if name in TABLES:
                 setattr(call, name, table(x, form.low_of(name), call.heads // call.kv_heads))
@@ -551,19 +552,20 @@ def _sum(x: Tensor) -> Tensor:
 class Prepared:
     """What calls of one plan have in common: the operator's arguments besides query, key and value, and structures that
     are filled for them, of which a call changes only addresses: filling one takes longer than attention over 64 tokens.
+    ``given``: None if each call has tensors of its own, of the same shapes.
 
     A call takes a structure out of the list, and puts it back, so that no two threads have the same. There are never
     more than calls were running at once. Tensors of other strides, and those that must be padded, are run without one.
     """
 
-    def __init__(self, dtype: torch.dtype, given: Sequence[Tensor], *rest: Any) -> None:
+    def __init__(self, dtype: torch.dtype, given: Sequence[Tensor] | None, *rest: Any) -> None:
         self.dtype, self.given, self.rest = dtype, given, rest  # the dtype of query, key and value
         self.learned = rest[1].split()
-        self.has_plain_memory = compat.is_bare(given)
+        self.has_plain_memory = given is not None and compat.is_bare(given)
         self.strides: tuple[tuple[int, ...], ...] | None = None  # of the first call; (): it had to be padded
         self.free: tuple[list[_Kernel], list[_Kernel]] = [], []  # for forward and backward
 
-    def _take(self, is_backward: bool, tensors: Sequence[Tensor]) -> _Kernel | None:
+    def _take(self, is_backward: bool, tensors: Sequence[Tensor], given: Sequence[Tensor]) -> _Kernel | None:
         """A structure for these tensors; None if they must be run without one."""
         query, key, value = tensors
         strides = query.stride(), key.stride(), value.stride()
@@ -574,28 +576,38 @@ class Prepared:
             self.strides = strides if is_whole else ()
             if not is_whole:
                 return None
+        names, _, tiling, form, scale, skip_below = self.rest
         try:
-            return self.free[is_backward].pop()
+            made = self.free[is_backward].pop()
         except IndexError:
-            names, _, tiling, form, scale, skip_below = self.rest
-            given = _prepared(dict(zip(names.split(), self.given, strict=True)))
-            made = _Kernel(tensors, given, tiling, Form.unflat(form), scale, skip_below, torch.get_num_threads())
+            inputs = _prepared(dict(zip(names.split(), given, strict=True)))
+            made = _Kernel(tensors, inputs, tiling, Form.unflat(form), scale, skip_below, torch.get_num_threads())
             if is_backward:
                 made.divide(self.learned)
             return made
+        if self.given is None:
+            made.put(_prepared(dict(zip(names.split(), given, strict=True))))
+        return made
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-        """As `_native`, with the arguments of this call."""
-        kernel = self._take(False, (query, key, value))
+    def _give_back(self, is_backward: bool, kernel: _Kernel) -> None:
+        if self.given is None:  # a plan holds no tensors of a layer
+            kernel.given = {}
+        self.free[is_backward].append(kernel)
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor], *_: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As `_native`."""
+        kernel = self._take(False, (query, key, value), given)
         if kernel is None:
-            return _native(query, key, value, self.given, *self.rest)
+            return _native(query, key, value, given, *self.rest)
         try:
             if kernel.has_bounds is False:
                 return kernel.forward(query, key, value)
             with compat.by_itself():
                 return kernel.forward(query, key, value)
         finally:
-            self.free[False].append(kernel)
+            self._give_back(False, kernel)
 
     def backward(
         self,
@@ -606,21 +618,22 @@ class Prepared:
         value: Tensor,
         out: Tensor,
         lse: Tensor,
+        given: Sequence[Tensor],
         *_: Any,
     ) -> list[Tensor]:
-        """As `_native_backward`, with the arguments of this call."""
-        kernel = self._take(True, (query, key, value))
+        """As `_native_backward`."""
+        kernel = self._take(True, (query, key, value), given)
         if kernel is None:
-            return _native_backward(dout, dlse, query, key, value, out, lse, self.given, *self.rest)
+            return _native_backward(dout, dlse, query, key, value, out, lse, given, *self.rest)
         try:
             with compat.by_itself():
                 *of_tokens, found = kernel.backward(
                     self.learned, dout.contiguous(), dlse, (query, key, value), out.contiguous(), lse.contiguous()
                 )
-                inputs = dict(zip(self.rest[0].split(), self.given, strict=True))
+                inputs = dict(zip(self.rest[0].split(), given, strict=True))
                 return [*of_tokens, *(_finished(name, found[name], inputs[name]) for name in self.learned)]
         finally:
-            self.free[True].append(kernel)
+            self._give_back(True, kernel)
 
 
 native = custom_operator("posenc::native", _native, _native_backward)
