@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import posenc
 from posenc import FIRE, KERPLE, T5, ALiBi, Positions, RoPE, Scheme, Shaw
-from posenc.backends import plan
+from posenc.backends import cache, plan
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Bias, Distance
 from posenc.rotation.scalings import YaRN
@@ -65,7 +65,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Encoding]:
         check(self)
 
     monkeypatch.setattr(Encoding, "__post_init__", noted)
-    monkeypatch.setattr(plan, "_PLAIN", {})
+    monkeypatch.setattr(cache, "texts", {})
     return encodings
 
 
@@ -277,8 +277,9 @@ def test_one_encoding_is_kept_and_none_that_is_long(monkeypatch: pytest.MonkeyPa
     scheme, (query, key, value) = RoPE(HEAD_DIM), drawn()
     for tokens in range(2, TOKENS):
         attend(tuple(x[:, :, :tokens] for x in (query, key, value)), scheme)  # type: ignore[arg-type]
-    assert len(vars(scheme)["_bound"]) == 1
+    assert len(cache.bound_of(scheme)) == 1
+    assert vars(scheme).keys() == vars(RoPE(HEAD_DIM)).keys()  # nothing hangs on the module
     scheme = RoPE(HEAD_DIM)
     monkeypatch.setattr(plan, "LONGEST", TOKENS - 1)
     attend((query, key, value), scheme)
-    assert "_bound" not in vars(scheme)
+    assert len(cache.bound_of(scheme)) == 0

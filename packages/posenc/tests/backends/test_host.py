@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import KERPLE, T5, ALiBi, Positions, RoPE, Sandwich, Scheme, Shaw
-from posenc.backends import call, flex
+from posenc.backends import cache, flex
 from posenc.backends.triton import backend as triton
 
 HEADS, TOKENS, HEAD_DIM = 2, 1100, 16  # from 1,024 keys on, blocks that fade are left out
@@ -90,10 +90,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(triton, "counted_for", lambda *_: None)
     monkeypatch.setattr(triton, "missing", lambda: None)
     monkeypatch.setattr("posenc.compat.is_undisturbed", lambda: True)
-    monkeypatch.setattr(call, "stream_of", lambda device: made.stream if device.type == "cuda" else None)
+    monkeypatch.setattr(cache, "stream_of", lambda device: made.stream if device.type == "cuda" else None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.is_capturing)
     monkeypatch.setattr(flex, "_SEEN", {})
-    monkeypatch.setattr(call, "_READ_BY_GRAPHS", [])
+    monkeypatch.setattr(cache, "_READ_BY_GRAPHS", [])
     with made.mode:
         yield made
 
@@ -240,9 +240,9 @@ def test_a_graph_reads_what_was_made_before_it(place: str, device: Device) -> No
     assert before is not inside
     device.is_capturing, device.stream = True, 9
     assert attend(encoding) is before
-    held = len(call._READ_BY_GRAPHS)
+    held = len(cache._READ_BY_GRAPHS)
     attend(encoding)
-    assert len(call._READ_BY_GRAPHS) == held  # each once
+    assert len(cache._READ_BY_GRAPHS) == held  # each once
     alive, device.is_capturing, device.masks = weakref.ref(before), False, []
     flex._SEEN.clear()
     del before, inside, encoding

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from posenc import compat
 from posenc.arguments import one_or
-from posenc.backends.call import Call, Unless, kept, never
+from posenc.backends.cache import cached
+from posenc.backends.call import Call, Unless, never
 from posenc.compat import no_grad
 from posenc.encoding.pieces import (
     Bias,
@@ -505,7 +506,7 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     own, reach = own_keys(call), _reach(call)
     if own is None or reach is None:
         return None
-    near = kept(call.kept, ("near", size), call.query.device, lambda: _near(call, size, reach))
+    near = cached(call.kept, ("near", size), call.query.device, lambda: _near(call, size, reach))
     block, heads = replace(call.raw_block(), query=call.query.to(call.dtype)), call.query.size(1)
     groups = heads // call.key.size(1)
     query = block.query

@@ -1,19 +1,19 @@
-"""A checked call of attention, what a backend is, and what backends share: values kept for calls to come, and tokens
-that take no part."""
+"""A checked call of attention, what a backend is, and tokens that take no part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from posenc import compat
+from posenc.backends.cache import cached
 from posenc.encoding.context import NOTHING, Features
 from posenc.encoding.pieces import SKIP_BELOW, Piece, Term, Value
 from posenc.lowering.distances import Block, check, check_heads
@@ -21,54 +21,6 @@ from posenc.positions.layout import Layout
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.tiles import Visibility, same_run, sees_all, tiles, visible
 from posenc.rotation.phases import PairRotation, in_double
-
-T = TypeVar("T")
-MOST = 16  # in one store
-_READ_BY_GRAPHS: list[Any] = []
-
-
-def kept(
-    store: dict[Any, Any] | None,
-    key: Hashable,
-    device: torch.device,
-    make: Callable[[], T],
-    may_stay: Callable[[T], bool] = lambda made: True,
-) -> T:
-    """What ``make()`` returns or returned before, for the same key, in the same store; None: there is none.
-
-    ``key`` has all that the numbers depend on. What ``may_stay`` is false of is made anew each time.
-
-    A stream uses only what it has made itself: another one might read it too early, or go on reading when its memory is
-    given away. While a CUDA graph is captured nothing is stored, since it has no numbers before the graph is replayed;
-    what was made before is read at each replay, so it is never freed. What is made in inference mode stays there.
-    Nothing is kept where operations are traced or replaced.
-    """
-    if store is None or not compat.is_undisturbed():
-        return make()
-    stream = stream_of(device)
-    key = key, device, torch.is_inference_mode_enabled()
-    made: dict[int | None, T] = store.get(key, {})
-    if stream is not None and torch.cuda.is_current_stream_capturing():
-        if not made:
-            return make()
-        found = next(iter(made.values()))
-        if not any(found is other for other in _READ_BY_GRAPHS):
-            _READ_BY_GRAPHS.append(found)
-        return found
-    if stream in made:
-        return made[stream]
-    found = make()
-    if may_stay(found):
-        if len(store) >= MOST:
-            store.clear()
-        store.setdefault(key, made)[stream] = found
-    return found
-
-
-def stream_of(device: torch.device) -> int | None:
-    """The number of the device's current stream; None on the CPU, which has none."""
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-
 
 # Below this many queries the simple path is faster (measured on a CPU).
 FEW_QUERIES = 16
@@ -405,7 +357,9 @@ def _unseen(call: Call) -> tuple[Unseen, Unseen]:
         if same_run(*both) or sees_all(*both, call.visibility):
             return None, None
         is_known = call.layouts is not None and not torch.compiler.is_compiling()
-        return kept(call.kept, "unseen", call.query.device, lambda: _by_layouts(call) if is_known else _by_order(call))
+        return cached(
+            call.kept, "unseen", call.query.device, lambda: _by_layouts(call) if is_known else _by_order(call)
+        )
     seen = call.visible() if call.bool_mask is not None else _with_float_mask(call)
     assert seen is not None  # there is a mask
     return if_any(~seen.any(-1)), if_any(~seen.any(-2))

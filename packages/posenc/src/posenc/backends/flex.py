@@ -45,7 +45,8 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from posenc import compat
 from posenc.backends.blockwise import counted_blocks, orders_seen, seen_blocks
-from posenc.backends.call import Backend, Call, Unless, cleared, kept, never
+from posenc.backends.cache import cached
+from posenc.backends.call import Backend, Call, Unless, cleared, never
 from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.distances import FARTHEST, Pair, shift_of
 from posenc.lowering.forms import ScoreFunction, fold, function
@@ -272,7 +273,9 @@ def _of_positions(piece: Piece, call: Call) -> ScoreFunction | str:
         is_dense = piece.distance is None or piece.distance.axis is None
         return not (is_dense or isinstance(made, str) or _at_first_pair([made], device).requires_grad)
 
-    return kept(call.kept, id(piece), device, lambda: function(piece, call.raw_block()), may_stay)
+    place = next((n for n, each in enumerate(call.pieces) if each is piece), None)
+    store = None if place is None else call.kept
+    return cached(store, ("score", place), device, lambda: function(piece, call.raw_block()), may_stay)
 
 
 def _score_function(call: Call, left: tuple[Piece, ...]) -> ScoreFunction | None:
@@ -324,9 +327,9 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
     def by_layouts() -> _Seen:
         layouts = call.layouts
         key = layouts, call.visibility, call.query.size(0), queries, keys
-        return kept(None if layouts is None else _SEEN, key, device, lambda: _seen(call, queries, keys))
+        return cached(None if layouts is None else _SEEN, key, device, lambda: _seen(call, queries, keys))
 
-    seen = kept(call.kept, ("seen", queries, keys), device, by_layouts)
+    seen = cached(call.kept, ("seen", queries, keys), device, by_layouts)
     counted = counted_blocks(call, BLOCK)
     if counted is None:
         return seen.blocks

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc import compat
-from posenc.backends import bands
-from posenc.backends.call import Backend, Call, Direct, kept
+from posenc.backends import bands, cache
+from posenc.backends.cache import MOST, cached
+from posenc.backends.call import Backend, Call, Direct
 from posenc.backends.native.library import missing
 from posenc.backends.request import DTYPES, NO_DEFAULTS, Request, default_positions, is_autocast, of_scheme
 from posenc.encoding.encoding import Context, Encoding
@@ -25,18 +26,7 @@ from posenc.scheme import Scheme, bare_parts
 LONGEST = 2**15  # tokens; what is kept grows with them, and kernels soon take longer than binding
 KNOWN = ("posenc.scheme", "torch.nn.modules.")  # whose classes compute from attributes and parameters alone
 CONSTANT = (int, float, str, range, torch.dtype, type(None), nn.Module)
-UNREAD = frozenset(vars(nn.Module())) - {"training"} | {"_bound"}
-_PLAIN: dict[Any, Encoding] = {}  # of positions alone
-
-
-class Bound(dict[Any, Encoding]):
-    """The latest encoding of a scheme, and all that it was made of. Copies of the scheme begin without one."""
-
-    state: tuple[object, ...] = ()
-    may_stay: bool | None = None  # None: not known yet
-
-    def __reduce__(self) -> Any:
-        return Bound, ()
+UNREAD = frozenset(vars(nn.Module())) - {"training"}
 
 
 def bound(request: Request) -> Encoding | None:
@@ -66,13 +56,13 @@ def bound(request: Request) -> Encoding | None:
         return Encoding(*positions, context=Context())
 
     if scheme is None:
-        return kept(_PLAIN, ends, key.device, plain)
+        return cached(cache.texts, ends, key.device, plain)
     if NO_DEFAULTS or not isinstance(scheme, Scheme) or not type(scheme).__module__.startswith(KNOWN):
         return None
     state = _state(scheme)
     if state is None:
         return None
-    store = vars(scheme).setdefault("_bound", Bound())
+    store = cache.bound_of(scheme)
     if len(state) != len(store.state) or not all(map(is_, state, store.state)):
         store.clear()
         store.state, store.may_stay = state, None
@@ -85,7 +75,7 @@ def bound(request: Request) -> Encoding | None:
 
     def make() -> Encoding:
         store.clear()  # only the latest is kept
-        at = kept(_PLAIN, ends, key.device, plain)
+        at = cached(cache.texts, ends, key.device, plain)
         positions = at.query_positions, at.key_positions
         with live():
             made = of_scheme(scheme, *positions, dtype)  # first, since its errors are of all parts
@@ -95,7 +85,7 @@ def bound(request: Request) -> Encoding | None:
         return made
 
     asked = *ends, dtype, torch.get_default_dtype(), is_autocast(query)
-    found = kept(store, asked, key.device, make, lambda _: store.may_stay is True)
+    found = cached(store, asked, key.device, make, lambda _: store.may_stay is True)
     if found._made_with:  # read by terms in each call, so they may have changed
         object.__setattr__(found, "_made_with", made_with(each.parameter for each in found._made_with))
     return found
@@ -134,7 +124,6 @@ def _is_lazy(encoding: Encoding) -> bool:
 
 OPTIONS = frozenset((bool, int, float, str, type(None), Chunk))
 TENSORS = {*compat.PLAIN, type(None)}
-MOST = 16  # plans of one encoding: layers with other windows, heads or dtypes have plans of their own
 
 
 @dataclass(eq=False)

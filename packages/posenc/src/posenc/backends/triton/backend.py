@@ -10,7 +10,8 @@ from torch import Tensor
 
 from posenc.backends import blockwise
 from posenc.backends.blockwise import Given, line_of, orders_seen, own_keys, seen_blocks
-from posenc.backends.call import FEW_QUERIES, Backend, Call, Unless, cleared, kept
+from posenc.backends.cache import cached
+from posenc.backends.call import FEW_QUERIES, Backend, Call, Unless, cleared
 from posenc.backends.triton.operator import GRID, WIDEST, counted_for, is_interpreted, missing, too_many, triton
 from posenc.backends.triton.tasks import ANY, SPAN, highest_of, share
 from posenc.encoding.pieces import Bias, Clock, Function, Meeting, Term
@@ -122,7 +123,7 @@ def _arguments(call: Call) -> tuple[Tensor | None, tuple[Any, ...]]:
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call = call if _is_step(call) else cleared(call)  # the kernel of a step reads only what queries see
-    key, rest = kept(call.kept, "triton", call.query.device, lambda: _arguments(call), lambda made: made[0] is None)
+    key, rest = cached(call.kept, "triton", call.query.device, lambda: _arguments(call), lambda made: made[0] is None)
     key = call.key if key is None else key
     arguments = _with_norms(call, key, *rest)
     out, lse = triton(call.query, key, call.value, *arguments, call.scale, *_skipping(call))
