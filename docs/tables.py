@@ -1,10 +1,16 @@
 """``python docs/tables.py`` writes tables: of schemes, in docs/schemes.md, from the catalog; of kinds, in
-docs/design.md, from the backends; in docs/choose.md, of what `posenc choose` recommends, of the study and of digits."""
+docs/design.md, from the backends, and of the files that a call visits; in docs/choose.md, of what `posenc choose`
+recommends, of the study and of digits."""
 
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
+import torch
+
+import posenc
 from posenc.backends.call import Backend
 from posenc.backends.choice import BACKENDS
 from posenc.encoding.pieces import Term
@@ -112,11 +118,45 @@ def _images() -> str:
     return _table(("scheme", *of.heads), *((row.label, *row.figures) for row in of.rows))
 
 
+def _rooms() -> str:
+    """The files that a call of attention visits, in the order in which it first enters them: the first call of a plan,
+    and every later one, forward and backward."""
+    query, key, value = (torch.ones(1, 2, 64, 16, requires_grad=True) for _ in range(3))
+    encoding = posenc.RoPE(16)(posenc.Positions.arange(64))
+
+    def attend() -> None:
+        out = posenc.attention(query, key, value, encoding, is_causal=True, backend="native")
+        assert isinstance(out, torch.Tensor)
+        out.sum().backward()
+
+    return _table(
+        ("call", "files, in the order in which they are entered"),
+        *((name, _visited(attend)) for name in ("the first of a plan", "every later one")),
+    )
+
+
+def _visited(call: Callable[[], None]) -> str:
+    """The files of posenc that a call enters, forward and backward."""
+    home, found = Path(posenc.__file__).parent, []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and file.is_relative_to(home) and file not in found:
+            found.append(file)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return ", ".join(f"`{file.relative_to(home).with_suffix('')}`" for file in found)
+
+
 def tables() -> dict[str, list[str]]:
     """Each file's tables, as Markdown."""
     claims = {entry.name: ", ".join(_word(law) for law in MAIN if law in entry.laws) for entry in CATALOG}
     return {
-        "docs/design.md": [_kinds()],
+        "docs/design.md": [_kinds(), _rooms()],
         "docs/choose.md": [_choices(), _strengths(), _study(), _images()],
         "docs/schemes.md": [
             _table(

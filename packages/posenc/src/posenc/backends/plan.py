@@ -19,11 +19,22 @@ from posenc.backends.native.library import missing
 from posenc.backends.request import DTYPES, NO_DEFAULTS, Request, default_positions, is_autocast, of_scheme
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pieces import gives_weights
-from posenc.encoding.staleness import check_values, closed_over, live, made_with, tensors_of
+from posenc.encoding.staleness import (
+    MadeWith,
+    are_equal,
+    check_values,
+    closed_over,
+    is_readable,
+    live,
+    made_with,
+    tensors_of,
+    with_values,
+)
 from posenc.positions.tiles import Chunk
 from posenc.scheme import Scheme, bare_parts
 
 LONGEST = 2**15  # tokens; what is kept grows with them, and kernels soon take longer than binding
+COMPARED = 2**12  # numbers of parameters; comparing more takes longer than deriving tables from them
 KNOWN = ("posenc.scheme", "torch.nn.modules.")  # whose classes compute from attributes and parameters alone
 CONSTANT = (int, float, str, range, torch.dtype, type(None), nn.Module)
 UNREAD = frozenset(vars(nn.Module())) - {"training"}
@@ -137,7 +148,8 @@ class Plan:
 
     settled: Mapping[str, Any]
     run: bands.Run
-    kept: dict[str, Any] | None  # None: its encoding outlives changes of parameters
+    kept: dict[str, Any] | None  # None: its encoding outlives changes of parameters, and they are large
+    values: MadeWith = ()  # of an encoding that outlives changes of parameters: what ``kept`` was derived from
     direct: Direct | None = None
 
 
@@ -160,6 +172,9 @@ def planned(request: Request, backend: str) -> tuple[Plan | None, Key]:
     encoding, signature, plan = request.encoding, signature_of(request, backend), None
     if signature is not None and isinstance(encoding, Encoding):
         plan = encoding.plans.get(signature)
+        if plan is not None and plan.kept is not None and not are_equal(plan.values):
+            plan.kept.clear()
+            plan.values = with_values(plan.values)
     if plan is not None and isinstance(encoding, Encoding):
         encoding.check_fresh()
         check_values(encoding._made_with)
@@ -173,7 +188,9 @@ def made(request: Request, backend: str, key: Key) -> tuple[Encoding, Call, Plan
     encoding, settled, call = request.checked()
     run = bands.runner(call, backend)
     call.check()
-    plan = Plan(settled, run, None if key.is_of_scheme and encoding._made_with else {})
+    read = tuple(each.parameter for each in encoding._made_with) if key.is_of_scheme else ()
+    is_small = sum(p.numel() for p in read) <= COMPARED and all(map(is_readable, read))
+    plan = Plan(settled, run, {} if is_small else None, with_values(made_with(read)) if is_small else ())
     if key.signature is not None:
         if len(encoding.plans) >= MOST:
             encoding.plans.clear()

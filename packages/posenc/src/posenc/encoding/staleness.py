@@ -206,13 +206,27 @@ def check_values(made: MadeWith) -> None:
     """ValueError if a parameter has another value than when the encoding was made. Asked are dense numbers on the CPU
     that are still there and that no other process may write to: a GPU would have to be waited for, and other processes
     train during a pass. Where none are asked, the encoding goes on with the values that it was made with."""
-    if not made or not compat.is_undisturbed():
-        return
+    if made and compat.is_undisturbed() and not are_equal(made):
+        raise ValueError(STALE)
+
+
+def are_equal(made: MadeWith) -> bool:
+    """Whether parameters have the values of the encoding, as far as they can be asked."""
     for p, _, _, value in made:
-        if value is None or p.device.type != "cpu" or p.layout is not torch.strided or p.is_shared() or _is_freed(p):
-            continue
-        if not torch.equal(_bits(p), _bits(value)):
-            raise ValueError(STALE)
+        if value is not None and is_readable(p) and not torch.equal(_bits(p), _bits(value)):
+            return False
+    return True
+
+
+def with_values(made: MadeWith) -> MadeWith:
+    """The same parameters with their values of now."""
+    return tuple(each._replace(value=each.parameter.detach().clone()) for each in made)
+
+
+def is_readable(parameter: Tensor) -> bool:
+    """Whether its numbers can be compared in every call: see `check_values`."""
+    is_here = parameter.device.type == "cpu" and parameter.layout is torch.strided and not parameter.is_shared()
+    return is_here and not _is_freed(parameter)
 
 
 def _bits(x: Tensor) -> Tensor:

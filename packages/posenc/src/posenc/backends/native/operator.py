@@ -268,6 +268,8 @@ class _Kernel:
     ) -> None:
         query, key, value = tensors
         self.dtype, self.real = query.dtype, _wide(query.dtype)
+        self.library = library(query.dtype)
+        _check_fields(self.library)
         self.form, self.scale, self.skip_below = form, scale, skip_below
         self.has_bounds: bool | None = None  # None: not known yet
         self.tiles = _tiles(tuple(tiling), query.size(0))
@@ -345,9 +347,8 @@ class _Kernel:
         return out, lse
 
     def _run(self, is_backward: bool, like: Tensor) -> None:
-        kernel = library(self.dtype)
+        kernel = self.library
         if is_backward not in self.work:
-            _check_fields(kernel)
             kernel.posenc_work.restype = ctypes.c_int64
             size = kernel.posenc_work(self.reference, ctypes.c_int64(is_backward))
             self.work[is_backward] = size
