@@ -2,7 +2,6 @@
 
 import ast
 import math
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,14 @@ from tests.oracles import (
     absolute_in_attention,
     alibi,
     attention,
-    cope,
     distance_aware,
     exponential_decay,
     fourier_features,
-    learned,
     relative_1d,
     relative_2d,
-    rope,
-    segment,
     shaw,
     sinusoidal,
     t5,
-    transformer_xl,
     yarn,
 )
 from tests.rows import in_one_test
@@ -140,32 +134,6 @@ def test_sinusoidal_table_as_printed() -> None:
         assert norm(row) == pytest.approx(2.0, rel=1e-15)
 
 
-def test_sinusoidal_dot_products_at_d_128() -> None:
-    table = sinusoidal.table(range(100, 114), dim=128)  # an offset: the product depends on the distance alone
-    products = [attention.dot(table[0], row) for row in table]
-    assert round(products[0], 1) == 64.0
-    assert round(products[10], 1) == 42.8
-    assert [r for r, (a, b) in enumerate(pairwise(products), start=1) if b > a] == [12]
-
-
-SIN = {0: 0.0, 0.1: 0.0998334166, 0.2: 0.1986693308, 1: 0.8414709848, 2: 0.9092974268}
-COS = {0: 1.0, 0.1: 0.9950041653, 0.2: 0.9800665778, 1: 0.5403023059, 2: -0.4161468365}
-
-
-def test_sinusoidal_grid_of_two_rows_and_three_columns_by_hand() -> None:
-    """Four channels an axis; base 100 gives them the frequencies 1 and 1/10. The row comes first."""
-    points = [(r, c) for r in range(2) for c in range(3)]
-    by_hand = {
-        "interleaved": {p: [SIN[p], COS[p], SIN[p / 10], COS[p / 10]] for p in range(3)},
-        "concatenated": {p: [SIN[p], SIN[p / 10], COS[p], COS[p / 10]] for p in range(3)},
-    }
-    for layout, axis in by_hand.items():
-        table = sinusoidal.grid_table(points, 8, base=100.0, layout=layout)
-        assert table == [pytest.approx(axis[r] + axis[c], abs=1e-10) for r, c in points]
-        turned = sinusoidal.grid_table([(c, r) for r, c in points], 8, base=100.0, layout=layout)
-        assert turned == [row[4:] + row[:4] for row in table]  # MAE's order: the column first
-
-
 @pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
 def test_sinusoidal_shift_is_the_vector_further_on(layout: str) -> None:
     quarter = sinusoidal.shift([0.6, 0.8], [math.pi / 2], layout=layout)  # one pair: (sin, cos) -> (cos, -sin)
@@ -213,45 +181,7 @@ def test_exponential_decay_by_hand() -> None:
             exponential_decay.table([0, negative], 4)
 
 
-def test_learned_adds_the_row_of_the_position() -> None:
-    x = [[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]]
-    weight = [[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]]
-    assert learned.add(x, [[2, 0, 2]], weight).tolist() == [[[51.0, 62.0], [13.0, 24.0], [55.0, 66.0]]]
-    for outside in (-1, 3):
-        with pytest.raises(IndexError, match=rf"position {outside} .*0\.\.2"):
-            learned.add(x, [[0, 1, outside]], weight)
-
-
-def test_segment_adds_the_row_of_the_segment() -> None:
-    x = normal(2, 3, 4)
-    weight = normal(2, 4, seed=1)
-    expected = torch.stack([x[0] + weight[[0, 0, 1]], x[1] + weight[[1, 0, 1]]])
-    assert torch.equal(segment.add(x, [[0, 0, 1], [1, 0, 1]], weight), expected)
-    with pytest.raises(IndexError, match=r"segment 2 .*0\.\.1"):
-        segment.add(x, [[0, 0, 1], [1, 0, 2]], weight)
-
-
 # --- rotations ------------------------------------------------------------------------------------------------------
-
-
-def test_rope_by_hand() -> None:
-    quarter = math.pi / 2  # base 1 gives both pairs the frequency 1
-    x = [1.0, 2.0, 3.0, 4.0]
-    assert rope.rotate(x, quarter, base=1.0, layout="interleaved") == pytest.approx([-2.0, 1.0, -4.0, 3.0])
-    assert rope.rotate(x, quarter, base=1.0, layout="half") == pytest.approx([-3.0, -4.0, 1.0, 2.0])
-    # base 9 over four channels: frequencies 1 and 1/3, so pi turns the pairs by pi and pi/3.
-    expected = [-1.0, 2.0 * 0.5 - 4.0 * math.sqrt(0.75), -3.0, 2.0 * math.sqrt(0.75) + 4.0 * 0.5]
-    assert rope.rotate(x, math.pi, base=9.0) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="layout"):
-        rope.rotate(x, 1.0, layout="concatenated")
-
-
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_partial_rope_takes_its_frequencies_over_rotary_dim_and_leaves_the_rest(layout: str) -> None:
-    x = [0.3, -1.2, 0.7, 2.0, -0.4, 0.9, 1.1]
-    rotated = rope.rotate(x, 5.0, base=500.0, layout=layout, rotary_dim=4)
-    assert rotated[4:] == x[4:]
-    assert rotated[:4] == rope.rotate(x[:4], 5.0, base=500.0, layout=layout)
 
 
 def test_yarn_ranges_and_magnitude() -> None:
@@ -261,15 +191,6 @@ def test_yarn_ranges_and_magnitude() -> None:
     assert round(yarn.magnitude(8.0), 4) == 1.2079
     assert round(yarn.magnitude(8.0) ** 2, 3) == 1.459
     assert yarn.magnitude(1.0) == 1.0
-
-
-def test_yarn_frequencies_by_hand() -> None:
-    theta = rope.frequencies(128)
-    scaled = yarn.frequencies(128, 10_000.0, 8.0, 4096)
-    assert scaled[:21] == theta[:21]
-    assert scaled[46:] == pytest.approx([t / 8 for t in theta[46:]], rel=1e-15)
-    assert scaled[33] == pytest.approx(0.5625 * theta[33], rel=1e-15)  # half way: (1 + 1/8) / 2
-    assert scaled[21] == pytest.approx((25 / 26 + 1 / 26 / 8) * theta[21], rel=1e-15)
 
 
 # --- in the scores and the values -----------------------------------------------------------------------------------
@@ -287,15 +208,6 @@ def test_alibi_slopes() -> None:
     assert exponents(5) == pytest.approx([2, 4, 6, 8, 1])
     assert exponents(3) == pytest.approx([4, 8, 2])
     assert [len(alibi.slopes(n)) for n in range(1, 65)] == list(range(1, 65))
-
-
-def test_alibi_bias_by_hand() -> None:
-    queries, keys = [[10.0, 3.5]], [[7.0, 10.0, 12.0]]
-    causal = alibi.score([0.5, 0.25], queries, keys, causal=True)
-    both = alibi.score([0.5, 0.25], queries, keys, causal=False)
-    assert [causal(1.0, 0, 0, 0, j) for j in range(3)] == [-0.5, 1.0, 2.0]
-    assert [both(1.0, 0, 0, 0, j) for j in range(3)] == [-0.5, 1.0, 0.0]
-    assert both(0.0, 0, 1, 1, 0) == -0.875
 
 
 def test_alibi_directed_by_hand() -> None:
@@ -340,32 +252,6 @@ def test_t5_buckets_as_published() -> None:
     assert buckets([-1, -8, -128, -(10**12)], True) == [17, 24, 31, 31]
 
 
-def test_t5_begins_a_bucket_at_an_integer() -> None:
-    # (54/24)^24 = (81/24)^16 = 1.5^48; sqrt(2)^2, sqrt(2)^4 and sqrt(2)^6 times 8.
-    assert [t5.bucket(n, 48, 81, bidirectional=False) for n in (53, 54)] == [39, 40]
-    assert [t5.bucket(n, 16, 128, bidirectional=False) for n in (15, 16, 31, 32, 63, 64)] == [9, 10, 11, 12, 13, 14]
-
-
-def test_t5_by_hand() -> None:
-    table = [[float(bucket), 100.0 * bucket] for bucket in range(8)]  # a side is 0; 1; 2 and 3; 4 or more
-    keys = [[96, 97, 98, 99, 100, 101, 102, 104, 1000]]
-    both = t5.score(table, [[100]], keys, 8, bidirectional=True)
-    assert [both(1.0, 0, 0, 0, j) for j in range(9)] == [4.0, 3.0, 3.0, 2.0, 1.0, 6.0, 7.0, 8.0, 8.0]
-    assert [both(1.0, 0, 1, 0, j) for j in (0, 8)] == [301.0, 701.0]
-    causal = t5.score(table, [[100]], keys, 16, bidirectional=False)
-    assert [causal(0.0, 0, 0, 0, j) for j in range(9)] == [4.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-
-
-def test_transformer_xl_terms_by_hand() -> None:
-    # d = 1, d_model = 2: W_R = (1, 0) picks sin r out of R_r = (sin r, cos r).
-    query, key = [[[[2.0]]]], [[[[3.0], [4.0]]]]
-    four = transformer_xl.terms(query, key, [[[1.0, 0.0]]], [[5.0]], [[7.0]], [[11.0]], [[10.0, 12.0]])
-    assert four(0, 0, 0, 0) == pytest.approx((6.0, 2 * math.sin(1), 15.0, 7 * math.sin(1)))
-    assert four(0, 0, 0, 1) == pytest.approx((8.0, -2 * math.sin(1), 20.0, -7 * math.sin(1)))  # r = -1: signed
-    _, _, logits = attention.attend(query, key, key, score=transformer_xl.score(four))
-    assert logits.flatten().tolist() == pytest.approx([21.0 + 9 * math.sin(1), 28.0 - 9 * math.sin(1)])
-
-
 def test_distance_aware_function() -> None:
     assert distance_aware.rescale(0.0, 3.0, 0.7) == pytest.approx(1.0, rel=1e-15)
     assert distance_aware.rescale(1.0, math.log(3.0), 0.0) == pytest.approx(1.5)  # 2 / (1 + 1/3)
@@ -383,30 +269,6 @@ def test_distance_aware_by_hand() -> None:
     assert [score(-2.0, 0, 0, 0, j) for j in range(3)] == [0.0, 0.0, 0.0]
     assert [score(2.0, 0, 1, 0, j) for j in range(3)] == pytest.approx([2.0, 2.0, 2.0])  # w = 0: attention on ReLU
     assert [score(2.0, 0, 2, 0, j) for j in range(3)] == pytest.approx([4.0, 2.0, 4.0])  # (1 + 3) / (1 + 3/3) = 2
-
-
-def test_cope_by_hand() -> None:
-    # All logits 0, so every gate is 1/2 and the last query counts 3/2, 1, 1/2 up to the three keys.
-    query, table = [[[[0.0], [0.0], [2.0]]]], [[0.0], [10.0], [30.0]]
-    order = [[0, 1, 2]]
-    term = cope.row(query, table, order, order, position_scale=1.0)
-    assert term([0.0, 0.0, 0.0], 0, 0, 2, [True, True, True]) == pytest.approx([40.0, 20.0, 10.0])
-    halved = cope.row(query, table, order, order, position_scale=0.5)
-    assert halved([0.0, 0.0, 0.0], 0, 0, 2, [True, True, True]) == pytest.approx([20.0, 10.0, 5.0])
-    clamped = cope.row(query, table[:2], order, order, position_scale=1.0)
-    assert clamped([0.0, 0.0, 0.0], 0, 0, 2, [True, True, True]) == pytest.approx([20.0, 20.0, 10.0])
-    assert term([0.0, 0.0, 0.0], 0, 0, 2, [True, False, True]) == pytest.approx([20.0, 10.0, 10.0])  # 1, 1/2, 1/2
-
-
-def test_cope_counts_in_the_tokens_order() -> None:
-    logits = [math.log(0.2 / 0.8), math.log(0.5 / 0.5), math.log(0.9 / 0.1)]  # gates 0.2, 0.5, 0.9
-    counts = cope.positions(logits, [0, 1, 2], 2, [True] * 3, 8, True)
-    assert counts == pytest.approx([1.6, 1.4, 0.9])
-    shuffled = cope.positions([logits[2], logits[0], logits[1]], [2, 0, 1], 2, [True] * 3, 8, True)
-    assert shuffled == pytest.approx([0.9, 1.6, 1.4])
-    earlier = cope.positions(logits, [0, 1, 2], 1, [True] * 3, 8, True)
-    assert earlier == pytest.approx([0.7, 0.5, 0.0])  # from key to query, no further
-    assert cope.positions(logits, [0, 1, 2], 1, [True] * 3, 8, False) == pytest.approx([1.6, 1.4, 0.9])
 
 
 def test_relative_index_of_four_tokens_as_printed() -> None:

@@ -1,4 +1,4 @@
-"""The shapes written in the annotations are true: the contract's tests run again with beartype checking them all."""
+"""The shapes written in the annotations are true: tests against the oracles run again, with beartype."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def test_annotated_shapes_are_true() -> None:
     command = [sys.executable, "-m", "pytest", "-q", *(f"-pno:{plugin}" for plugin in without)]
     chosen = [
         "packages/posenc/tests/test_shapes.py",
-        "packages/posenc/tests/contract/test_awkward_schemes.py",
+        "packages/posenc/tests/schemes/test_against_oracles.py",
         "-k",
         "wrong or output",
     ]

@@ -6,7 +6,6 @@ Queries are the last of the keys. It gives the output and the log-sum-exp of eac
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
@@ -46,95 +45,9 @@ def attended(n: Numbers, x: Where, y: Where, causal: bool, **terms: Any) -> Resu
     return out, lse
 
 
-def mapped(x: Any, token: Callable[[list[float], int, int, int], list[float]]) -> list[Any]:
-    """token(vector, b, h, n) of every token of x (batch, heads, tokens, width)."""
-    x = x.tolist() if isinstance(x, Tensor) else x
-    return [
-        [[token(v, b, h, n) for n, v in enumerate(tokens)] for h, tokens in enumerate(sample)]
-        for b, sample in enumerate(x)
-    ]
-
-
-def alibi(n: Numbers, x: Where, y: Where, causal: bool, *, heads: range, total: int) -> Result:
-    """Some heads of all: each has the slope of its number among all heads."""
-    slopes = [alibi_oracle.slopes(total)[h] for h in heads]
-    return attended(n, x, y, causal, score=alibi_oracle.score(slopes, x.coords, y.coords, causal=True))
-
-
-def deberta(n: Numbers, x: Where, y: Where, causal: bool) -> Result:
-    """(q_i . k_j + q_i . Kr[c] + k_j . Qr[c]) / sqrt(3 d), c = clamp(p_i - p_j + k, 0, 2k - 1), Qr and Kr the table
-    projected as queries and keys are. He et al. 2021, equation 4, with the index as in the authors' code."""
-    q, k, table = n["query"], n["key"], n["vectors"]
-    width, group, reach = len(q[0][0][0]), len(q[0]) // len(k[0]), len(n["vectors"]) // 2
-    factor = (3 * width) ** -0.5
-
-    def projected(weights: Any, head: int, row: int) -> list[float]:
-        return [dot(weights[head * width + c], table[row]) for c in range(width)]
-
-    def score(s: float, b: int, h: int, i: int, j: int) -> float:
-        c = min(max(x.coords[b][i] - y.coords[b][j] + reach, 0), 2 * reach - 1)
-        to_position = dot(q[b][h][i], projected(n["of_key.weight"], h // group, c))
-        to_content = dot(k[b][h // group][j], projected(n["of_query.weight"], h, c))
-        return s + factor * (to_position + to_content)
-
-    return attended(n, x, y, causal, score=score, scale=factor)
-
-
-def relative_2d(n: Numbers, x: Where, y: Where, causal: bool) -> Result:
-    """s_ij + q_i . (R[row_j - row_i] + C[column_j - column_i]) / sqrt(d)."""
-    factor = len(n["query"][0][0][0]) ** -0.5
-
-    def score(s: float, b: int, h: int, i: int, j: int) -> float:
-        for table, here, there in zip((n["rows"], n["columns"]), x.coords[b][i], y.coords[b][j], strict=True):
-            s += factor * dot(n["query"][b][h][i], table[h][there - here + len(table[h]) // 2])
-        return s
-
-    return attended(n, x, y, causal, score=score)
-
-
-def fox(n: Numbers, x: Where, y: Where, causal: bool) -> Result:
-    """s_ij + sum of log sigmoid(gate_t) over the tokens t after j up to i. Lin et al. 2025, equation 4."""
-
-    def score(s: float, b: int, h: int, i: int, j: int) -> float:
-        query = len(y.order[b]) - len(x.order[b]) + i
-        for t in range(j + 1, query + 1):
-            s += math.log(sigmoid(n["gates"][b][h][t]))
-        return s
-
-    return attended(n, x, y, causal, score=score)
-
-
-def turned(x: Any, where: Where, base: float, first: int = 0, sign: int = 1) -> list[Any]:
-    """RoPE in the half layout on the channels from ``first`` on; ``sign`` -1 turns back."""
-    return mapped(x, lambda v, b, h, i: v[:first] + rope_oracle.rotate(v[first:], sign * where.coords[b][i], base))
-
-
-def mla(n: Numbers, x: Where, y: Where, causal: bool, *, base: float) -> Result:
-    """Keys [up_key c_j | R(p_j) shared_j] and values up_value c_j of every head; queries [q | R(p_i) q'].
-    DeepSeek-V2, equations 9 to 19, without the compression of queries."""
-    heads, plain = len(n["up_key"]), len(n["up_key"][0])
-    shared = turned(n["shared"], y, base)
-
-    def up(weights: Any, h: int, c: list[float]) -> list[float]:
-        return [dot(row, c) for row in weights[h]]
-
-    latent = [sample * heads for sample in n["latent"]]  # a row of the one head for each
-    key = mapped(latent, lambda c, b, h, j: up(n["up_key"], h, c) + shared[b][0][j])
-    value = mapped(latent, lambda c, b, h, j: up(n["up_value"], h, c))
-    return attended(n, x, y, causal, query=turned(n["query"], x, base, plain), key=key, value=value)
-
-
-def dynamic_ntk(n: Numbers, x: Where, y: Where, causal: bool, *, base: float, trained: int, factor: float) -> Result:
-    """RoPE whose base grows with the length of each row: base (f n/L - (f - 1))^(d/(d-2))."""
-    width = len(n["query"][0][0][0])
-
-    def grown(b: int) -> float:
-        length = 1 + max((p for p, d in zip(y.coords[b], y.document[b], strict=True) if d != -1), default=-1)
-        return base * max(1.0, factor * length / trained - (factor - 1)) ** (width / (width - 2))
-
-    q = mapped(n["query"], lambda v, b, h, i: rope_oracle.rotate(v, x.coords[b][i], grown(b)))
-    k = mapped(n["key"], lambda v, b, h, j: rope_oracle.rotate(v, y.coords[b][j], grown(b)))
-    return attended(n, x, y, causal, query=q, key=k)
+def turned(x: Any, where: Where, base: float) -> Tensor:
+    """RoPE in the half layout."""
+    return rope_oracle.rotate_all(x, where.coords, base)
 
 
 def dape(n: Numbers, x: Where, y: Where, causal: bool, *, total: int) -> Result:

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import posenc
-from posenc import DynamicNTK, Positions, RoPE, Scheme
-from posenc.encoding.encoding import Context
+from posenc import Positions, RoPE, Scheme
 from posenc.models.cache import KVCache
 from posenc.models.forward_pass import ForwardPass
 from posenc.schedule import Schedule
@@ -26,66 +25,40 @@ Tensors = Mapping[str, Tensor]
 
 
 LINES = {"offset": Positions.arange(9, start=5), "packed": Positions.packed([[4, 5], [6, 2]])}
-PREFIX = {"prefix": Positions(torch.arange(9)[None], order=torch.arange(9).clamp(min=3)[None])}  # it sees itself whole
-GRIDS = {
-    "grid": Positions.grid(3, 3),
-    "packed": Positions.cat([Positions.grid(2, 2), Positions.grid(1, 5)], documents="new"),
-}
 ROWS = {
     "right padded": Positions.padded(torch.arange(9) < torch.tensor([[9], [5]])),
     "left padded": Positions.padded(torch.arange(9) >= torch.tensor([[6], [1]])),
 }
 
 
-def bound(trial: "Trial", scheme: Scheme, x: Positions, y: Positions) -> posenc.Encoding:
-    return scheme(x, y, dtype=torch.float64, context=trial.context)
-
-
-def plain(
-    trial: "Trial", scheme: Scheme, n: Tensors, x: Positions, y: Positions, causal: bool, backend: str, **more: Any
-) -> Result:
+def plain(trial: "Trial", scheme: Scheme, n: Tensors, x: Positions, y: Positions, backend: str, **more: Any) -> Result:
     """attention(), as a user calls it."""
-    encoding = bound(trial, scheme, x, y).with_features(trial.features(n, None))
-    return posenc.attention(
-        n["query"],
-        n["key"],
-        n["value"],
-        encoding,
-        is_causal=causal,
-        scale=trial.scale,
-        backend=backend,
-        return_lse=True,
-        **more,
-    )
+    encoding = scheme(x, y, dtype=torch.float64)
+    how = {"is_causal": True, "scale": trial.scale, "backend": backend, "return_lse": True}
+    return posenc.attention(n["query"], n["key"], n["value"], encoding, **how, **more)
 
 
-def step_by_step(trial: "Trial", scheme: Scheme, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
-    """A layer's step: the output of the new tokens, and their features."""
-    features = trial.features(n, last)
-    out = step.attention(n["query"], n["key"], n["value"], features=features, scale=trial.scale, backend=backend)
-    return out, features
+def step_by_step(trial: "Trial", scheme: Any, step: ForwardPass, n: Tensors, backend: str) -> Any:
+    """A layer's step: the output of the new tokens."""
+    return step.attention(n["query"], n["key"], n["value"], scale=trial.scale, backend=backend)
 
 
 @dataclass(frozen=True)
 class Trial:
     """A scheme, its oracle, and how a model calls it.
 
-    ``tokens`` are heads and width of every tensor that holds something per token, those of ``of_queries`` for queries
-    alone. ``refused``: why no tiles, in the words of the error.
+    ``tokens`` are heads and width of every tensor that holds something per token. ``refused``: why no tiles, in the
+    words of the error.
     """
 
     make: Callable[[], Scheme]
     oracle: Callable[[Numbers, Where, Where, bool], Result]
     grounds: Mapping[str, Positions]
     tokens: Mapping[str, tuple[int, ...]]
-    of_queries: tuple[str, ...] = ("query",)
-    features: Callable[[Tensors, Any], Mapping[str, Tensor]] = lambda n, last: {}
     attend: Callable[..., Result] = plain
-    step: Callable[..., tuple[Tensor, Any]] = step_by_step
-    context: Context | None = None
+    step: Callable[..., Tensor] = step_by_step
     scale: float | None = None
     refused: str | None = None
-    causal: tuple[bool, ...] = (True, False)
     window: int | None = None
 
     @property
@@ -104,80 +77,25 @@ def sized(width: int = WIDTH, value_width: int = VALUE_WIDTH, **more: tuple[int,
 # -- calls of their own -----------------------------------------------------------------------------------------------
 
 
-def mla(trial: Trial, scheme: Any, n: Tensors, x: Positions, y: Positions, causal: bool, backend: str) -> Result:
-    encoding = bound(trial, scheme, x, y)
-    parts = scheme.expanded(encoding, n["query"], n["latent"], n["shared"])
-    return posenc.attention(*parts, encoding.pairs, is_causal=causal, backend=backend, return_lse=True)
-
-
-def mla_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
-    """The cache holds the latent vector and the rotated slice, of one head, and nothing else grows with the text."""
-    query, key, latent = scheme.absorbed(step.tokens(), n["query"], n["latent"], n["shared"])
-    key, latent, _ = step.cache.append(0, key, latent)
-    options = {"is_causal": True, "scale": scheme.softmax_scale, "backend": backend}
-    return posenc.attention(query, key, latent, step.pairs(), **options) @ scheme.up_value.mT, None
-
-
 def path(trial: Trial, scheme: Any, n: Tensors, *given: Any) -> Result:
     query, key = scheme.widened(*(n[name] for name in ("query", "key", "w", "beta")))
     return plain(trial, scheme, {"query": query, "key": key, "value": n["value"]}, *given)
 
 
-def path_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
+def path_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, backend: str) -> Tensor:
     query, key = scheme.widened(*(n[name] for name in ("query", "key", "w", "beta")))
-    return step.attention(query, key, n["value"], scale=trial.scale, backend=backend), None
+    return step.attention(query, key, n["value"], scale=trial.scale, backend=backend)
 
 
 def with_sinks(trial: Trial, scheme: Any, *given: Any) -> Result:
     return plain(trial, scheme, *given, window=trial.window, sinks=scheme.sinks)
 
 
-def with_sinks_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
-    return step.attention(n["query"], n["key"], n["value"], sinks=scheme.sinks, backend=backend), None
-
-
-def deberta() -> Scheme:
-    table, projections = schemes.weight(6, 8), (nn.Linear(8, heads * WIDTH, bias=False) for heads in (HEADS, KV_HEADS))
-    return schemes.DeBERTa(table, *projections, WIDTH).double()
+def with_sinks_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, backend: str) -> Tensor:
+    return step.attention(n["query"], n["key"], n["value"], sinks=scheme.sinks, backend=backend)
 
 
 TRIALS = {
-    "ALiBi, heads 8 to 13 of 20": Trial(
-        lambda: schemes.ALiBi(20),
-        partial(oracles.alibi, heads=range(8, 14), total=20),
-        LINES,
-        sized(),
-        context=Context(heads=range(8, 14)),
-    ),
-    "DeBERTa": Trial(deberta, oracles.deberta, LINES | PREFIX, sized(), scale=(3 * WIDTH) ** -0.5),
-    "relative 2D": Trial(
-        lambda: schemes.Relative2D((3, 5), WIDTH, HEADS),
-        oracles.relative_2d,
-        GRIDS,
-        sized(),
-    ),
-    "FoX": Trial(
-        schemes.FoX,
-        oracles.fox,
-        LINES,
-        sized(gates=(HEADS,)),
-        features=lambda n, last: schemes.forgotten(n["gates"], None if last is None else last["forgotten"][..., -1]),
-        causal=(True,),
-    ),
-    "MLA": Trial(
-        lambda: schemes.MLA(HEADS, 3, 4, 5, 2),
-        partial(oracles.mla, base=313.0),
-        LINES,
-        {"query": (HEADS, 7), "latent": (1, 5), "shared": (1, 4)},
-        attend=mla,
-        step=mla_step,
-    ),
-    "dynamic NTK": Trial(
-        lambda: RoPE(6, base=313.0, scaling=DynamicNTK(2.0, 3)),
-        partial(oracles.dynamic_ntk, base=313.0, trained=3, factor=2.0),
-        ROWS,
-        sized(6),
-    ),
     "window and sinks": Trial(
         lambda: schemes.RoPEWithSinks(HEADS, WIDTH, 313.0),
         partial(oracles.with_sinks, left=2, base=313.0),
@@ -185,7 +103,6 @@ TRIALS = {
         sized(),
         attend=with_sinks,
         step=with_sinks_step,
-        causal=(True,),
         window=3,
     ),
     "DAPE": Trial(
@@ -194,7 +111,6 @@ TRIALS = {
         LINES,
         sized(),
         refused="needs whole rows",
-        causal=(True,),
     ),
     "PaTH": Trial(
         lambda: schemes.PaTH(WIDTH),
@@ -205,18 +121,12 @@ TRIALS = {
         step=path_step,
         scale=WIDTH**-0.5,
         refused="needs whole rows",
-        causal=(True,),
     ),
 }
 RUNS = [
-    pytest.param(
-        *(trial, positions, causal),
-        id=f"{name}-{where}-{'causal' if causal else 'both ways'}",
-        marks=() if (a + b) % len(trial.grounds) == c else pytest.mark.more,
-    )
-    for a, (name, trial) in enumerate(TRIALS.items())
-    for b, (where, positions) in enumerate(trial.grounds.items())
-    for c, causal in enumerate(trial.causal)
+    pytest.param(trial, positions, id=f"{name}-{where}")
+    for name, trial in TRIALS.items()
+    for where, positions in trial.grounds.items()
 ]
 
 
@@ -225,18 +135,18 @@ def where(positions: Positions) -> Where:
     return Where(p.coords.tolist(), p.order.tolist(), p.document.tolist())
 
 
-def truth(trial: Trial, leaves: Tensors, x: Positions, y: Positions, causal: bool, parameters: Tensors) -> Result:
+def truth(trial: Trial, leaves: Tensors, x: Positions, y: Positions, parameters: Tensors) -> Result:
     numbers = {name: leaf.tolist() for name, leaf in {**leaves, **parameters}.items()}
-    return trial.oracle(numbers, where(x), where(y), causal)
+    return trial.oracle(numbers, where(x), where(y), True)
 
 
-@pytest.mark.parametrize(("trial", "positions", "causal"), RUNS)
-def test_output_and_every_gradient_are_the_oracles(trial: Trial, positions: Positions, causal: bool) -> None:
+@pytest.mark.parametrize(("trial", "positions"), RUNS)
+def test_output_and_every_gradient_are_the_oracles(trial: Trial, positions: Positions) -> None:
     """The slope along a direction of each leaf is that of the oracle's loss, by central differences."""
     scheme, leaves = trial.make(), trial.drawn(positions)
     parameters = dict(scheme.named_parameters())
     every = {**leaves, **parameters}
-    out, lse = truth(trial, leaves, positions, positions, causal, parameters)
+    out, lse = truth(trial, leaves, positions, positions, parameters)
     seen = None if lse is None else lse > -torch.inf
     weights, directions = torch.randn_like(out), {name: torch.randn_like(leaf) for name, leaf in every.items()}
     of_lse = None if lse is None else torch.randn_like(lse)
@@ -250,13 +160,13 @@ def test_output_and_every_gradient_are_the_oracles(trial: Trial, positions: Posi
             ends, kept = [], leaf.clone()
             for move in (step, -step):
                 leaf.copy_(kept + move * directions[name])
-                ends.append(loss(*truth(trial, leaves, positions, positions, causal, parameters)))
+                ends.append(loss(*truth(trial, leaves, positions, positions, parameters)))
             leaf.copy_(kept)
             slopes[name] = (ends[0] - ends[1]) / (2 * step)
     for leaf in leaves.values():
         leaf.requires_grad_()
     for backend in trial.backends:
-        made, made_lse = trial.attend(trial, scheme, leaves, positions, positions, causal, backend)
+        made, made_lse = trial.attend(trial, scheme, leaves, positions, positions, backend)
         bound = of_sums(torch.float64, 9 + WIDTH, out, score=SCORE)
         torch.testing.assert_close(made, out, rtol=0, atol=bound, msg=lambda m, b=backend: f"{b}: {m}")
         if lse is not None:
@@ -269,27 +179,20 @@ def test_output_and_every_gradient_are_the_oracles(trial: Trial, positions: Posi
             torch.testing.assert_close(found, slope, rtol=1e-6, atol=1e-7, msg=lambda m, t=told: f"{t}: {m}")
 
 
-@pytest.mark.parametrize(
-    ("trial", "positions"),
-    [
-        pytest.param(trial, positions, id=f"{name}-{where}")
-        for name, trial in TRIALS.items()
-        for where, positions in trial.grounds.items()
-    ],
-)
+@pytest.mark.parametrize(("trial", "positions"), RUNS)
 @torch.no_grad()
 def test_from_a_cache_every_lot_is_the_oracles(trial: Trial, positions: Positions) -> None:
     """Each lot of tokens sees itself and what the cache holds, features and lengths included."""
     for backend in trial.backends:
-        scheme, leaves, cache, last = trial.make(), trial.drawn(positions), KVCache(), None
+        scheme, leaves, cache = trial.make(), trial.drawn(positions), KVCache()
         for start, stop in LOTS:
             new = {name: leaf[:, :, start:stop] for name, leaf in leaves.items()}
-            so_far = {name: new[name] if name in trial.of_queries else x[:, :, :stop] for name, x in leaves.items()}
+            so_far = {name: new[name] if name == "query" else x[:, :, :stop] for name, x in leaves.items()}
             x, y = positions[start:stop], positions[:stop]
             schedule = Schedule([(scheme, trial.window)])
-            with ForwardPass(schedule, x, cache, dtype=torch.float64, context=trial.context) as step:
-                out, last = trial.step(trial, scheme, step, new, last, backend)
-            expected, _ = truth(trial, so_far, x, y, True, dict(scheme.named_parameters()))
+            with ForwardPass(schedule, x, cache, dtype=torch.float64) as step:
+                out = trial.step(trial, scheme, step, new, backend)
+            expected, _ = truth(trial, so_far, x, y, dict(scheme.named_parameters()))
             bound = of_sums(torch.float64, 9 + WIDTH, expected, score=SCORE)
             torch.testing.assert_close(out, expected, rtol=0, atol=bound)
 
@@ -322,18 +225,3 @@ def test_a_schedule_gives_every_layer_its_scheme_its_window_and_its_sinks(backen
                 )
                 bound = of_sums(torch.float64, 9 + WIDTH, expected, score=SCORE)
                 torch.testing.assert_close(made, expected, rtol=0, atol=bound)
-
-
-def test_a_row_is_scaled_by_its_own_length() -> None:
-    """Alone or beside a longer one it is the same, and a row of several documents has no one length."""
-    trial = TRIALS["dynamic NTK"]
-    scheme, positions = trial.make(), ROWS["right padded"]
-    n = trial.drawn(positions)
-    both, _ = plain(trial, scheme, n, positions, positions, True, "reference")
-    short = Positions.arange(5)
-    alone, _ = plain(trial, scheme, {name: x[1:, :, :5] for name, x in n.items()}, short, short, True, "reference")
-    torch.testing.assert_close(both[1:, :, :5], alone)
-    with pytest.raises(ValueError, match="row of several documents has no single length"):
-        scheme(LINES["packed"])
-    lengths = torch.tensor([5, 6])
-    scheme(LINES["packed"], context=Context(lengths=lengths))

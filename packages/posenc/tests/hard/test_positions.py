@@ -1,8 +1,6 @@
 """Positions against a plain model of them: a list of tokens per row. And what they know of themselves, held to it."""
 
 import itertools
-import re
-from typing import Any
 
 import pytest
 import torch
@@ -114,23 +112,3 @@ def test_what_follows_goes_on_where_the_last_token_is(it: Made, n: int) -> None:
         one_by_one = Positions.cat([one_by_one, one_by_one.following()], documents="same")
     assert read(one_by_one[len(it.positions) :]) == after.rows
     check_layout(one_by_one)
-
-
-# --- what was found by these, once and for all ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("provoke", "message"),
-    [
-        (lambda: Positions.arange(2.5), "n must be a whole number, got 2.5"),
-        (lambda: Positions.arange(2, start="1"), "start must be a whole number, got '1'"),
-        (lambda: Positions.grid(2, 2.5), "width must be a whole number, got 2.5"),
-        (lambda: Positions.arange(2).following(True), "n must be a whole number, got True"),
-        (lambda: Positions.arange(2).expand(2.0), "rows must be a whole number, got 2.0"),
-        (lambda: Positions.arange(2).expand(-1), "rows must not be negative, got -1"),
-        (lambda: Positions.arange(2).shift("1"), "offset must be a finite number, got '1'"),
-    ],
-)
-def test_errors_name_the_argument_what_was_expected_and_what_came(provoke: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        provoke()

@@ -1,7 +1,6 @@
 """The schemes that are RoPE but for one thing, against the code of released models, and what only they promise."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -41,68 +40,6 @@ def turned(scheme: posenc.Scheme, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # --- partial and proportional ---------------------------------------------------------------------------------------
-
-
-def phis(x: Tensor, share: float, base: float) -> Tensor:
-    """As Phi turns it: the first channels, in halves."""
-    phi = model("phi")
-    rope = {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}
-    config = configuration("PhiConfig", hidden_size=48, num_attention_heads=3, rope_parameters=rope)
-    cos, sin = phi.PhiRotaryEmbedding(config)(x, IDS)
-    n = cos.size(-1)
-    out, _ = phi.apply_rotary_pos_emb(x[..., :n], x[..., :n], cos, sin)
-    return torch.cat((out, x[..., n:]), -1)
-
-
-def glms(x: Tensor, share: float, base: float) -> Tensor:
-    """As GLM turns it: the first channels, interleaved."""
-    glm = model("glm")
-    rope = {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": share}
-    config = configuration(
-        "GlmConfig", hidden_size=48, num_attention_heads=3, num_key_value_heads=3, head_dim=16, rope_parameters=rope
-    )
-    return glm.apply_rotary_pos_emb(x, x, *glm.GlmRotaryEmbedding(config)(x, IDS))[0]
-
-
-def proportional(x: Tensor, share: float, base: float) -> Tensor:
-    """As models of the rope type "proportional" turn it."""
-    llama = model("llama")
-    rope = {"rope_type": "proportional", "rope_theta": base, "partial_rotary_factor": share}
-    config = configuration(
-        "LlamaConfig", hidden_size=48, num_attention_heads=3, num_key_value_heads=3, rope_parameters=rope
-    )
-    return llama.apply_rotary_pos_emb(x, x, *llama.LlamaRotaryEmbedding(config)(x, IDS))[0]
-
-
-@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
-@pytest.mark.parametrize(
-    ("scheme", "theirs"),
-    [
-        (lambda share: RoPE(HEAD_DIM, 313.0, rotary_dim=int(share * HEAD_DIM)), phis),
-        (lambda share: RoPE(HEAD_DIM, 313.0, "interleaved", int(share * HEAD_DIM)), glms),
-        (lambda share: RoPE(HEAD_DIM, 313.0, scaling=Proportional(share)), proportional),
-    ],
-    ids=["phi", "glm", "proportional"],
-)
-def test_a_share_turns_as_the_models_turn_it(
-    scheme: Callable[[float], posenc.Scheme], theirs: Callable[[Tensor, float, float], Tensor], share: float
-) -> None:
-    x = drawn(ROWS, HEADS, TOKENS, HEAD_DIM)
-    expected = theirs(x, share, 313.0)
-    for found in turned(scheme(share), x):
-        torch.testing.assert_close(found, expected, **FLOAT)
-
-
-def test_gemma_4_turns_proportionally_over_its_global_head_dim() -> None:
-    gemma = model("gemma4")
-    config = configuration("Gemma4TextConfig", hidden_size=48, num_attention_heads=3, global_head_dim=32)
-    rotary = gemma.Gemma4TextRotaryEmbedding(config)
-    x, rope = drawn(ROWS, HEADS, TOKENS, 32), config.rope_parameters["full_attention"]
-    cos, sin = rotary(x, IDS, "full_attention")
-    assert rope["rope_type"] == "proportional"
-    expected = gemma.apply_rotary_pos_emb(x, cos, sin, unsqueeze_dim=1)
-    scheme = RoPE(32, rope["rope_theta"], scaling=Proportional(rope["partial_rotary_factor"]))
-    torch.testing.assert_close(turned(scheme, x)[0], expected, **FLOAT)
 
 
 def check_partial_is_not_proportional() -> None:

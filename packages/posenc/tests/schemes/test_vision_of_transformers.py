@@ -1,5 +1,5 @@
-"""Schemes of images and documents give what transformers' own modules give: scores of SAM, ViTDet, BEiT, LayoutLMv3 and
-UDOP, and rotated vectors of Gemma 4 and V-JEPA 2."""
+"""Schemes of images and documents give what transformers' own modules give: scores of SAM, ViTDet, BEiT, LayoutLMv3,
+UDOP and XLNet, and rotated vectors of Gemma 4."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import posenc
-from posenc import T5, Positions, Relative2D, Swin
+from posenc import T5, Positions, Relative2D, Swin, TransformerXL
 from tests.rounding import of_angles, of_sums
 
 transformers = pytest.importorskip("transformers")
@@ -141,3 +141,36 @@ def test_the_rotation_of_gemma_4() -> None:
     expected = apply(x.transpose(1, 2), cos, sin, ids).transpose(1, 2)
     found = posenc.AxialRoPE(16, "gemma4")(positions).rotate_key(x)
     torch.testing.assert_close(found, expected, rtol=0, atol=2**0.5 * of_angles(torch.float32, 4, x))
+
+
+def test_transformer_xl_with_segments_is_xlnets_attention() -> None:
+    """The output, and the gradients of what is learned. XLNet computes sinusoids in single precision."""
+    config = transformers.XLNetConfig(vocab_size=3, d_model=HEADS * HEAD_DIM, n_head=HEADS, d_inner=8, n_layer=1)
+    model = drawn(transformers.XLNetModel(config)).requires_grad_()
+    layer = model.layer[0].rel_attn
+    scheme = TransformerXL(HEADS, HEAD_DIM, segments=True, share_biases=False).double()
+    pairs = {"content": layer.r_w_bias, "position": layer.r_r_bias, "segment": layer.r_s_bias}
+    theirs = [*pairs.values(), layer.seg_embed]
+    mine = [*(scheme.biases[name] for name in pairs), scheme.segment]
+    with torch.no_grad():
+        scheme.projection.copy_(layer.r.permute(1, 2, 0))
+        for parameter, given in zip(mine, theirs, strict=True):
+            parameter.copy_(given)  # type: ignore[union-attr]
+    q, k, v = torch.randn(3, 2, HEADS, 7, HEAD_DIM, dtype=torch.float64)
+    segment = torch.tensor([[0, 0, 1, 1, 1, 2, 0], [1, 0, 0, 0, 1, 1, 1]])
+    apart = (segment[:, :, None] != segment[:, None]).permute(1, 2, 0).long()
+    expected = layer.rel_attn_core(
+        *(x.permute(2, 0, 1, 3) for x in (q, k, v)),
+        torch.einsum("ibh,hnd->ibnd", model.relative_positional_encoding(7, 7, bsz=2).double(), layer.r),
+        seg_mat=nn.functional.one_hot(apart, 2).double(),
+    ).transpose(0, 1)
+    out = posenc.attention(q, k, v, scheme(Positions.arange(7).with_segment(segment), dtype=torch.float64))
+    found = out.transpose(1, 2).flatten(2)
+    bound = of_sums(torch.float32, 2 * HEADS * HEAD_DIM, expected, score=64.0)
+    torch.testing.assert_close(found, expected.flatten(2), rtol=0, atol=bound)
+    weight = torch.randn_like(found)
+    gradients = (
+        torch.autograd.grad((x * weight).sum(), of) for x, of in ((found, mine), (expected.flatten(2), theirs))
+    )
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=10 * bound)
