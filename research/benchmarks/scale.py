@@ -32,10 +32,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import posenc
 from posenc import ALiBi, Positions, RoPE
-from posenc.distributed import Sharding, Work, attention, work
+from posenc.distributed import Sharding, Work, attention
 from posenc.distributed.counts import Sizes, count, groups
 from posenc.distributed.ring import Part
-from posenc.distributed.sharding import Needs
+from posenc.distributed.sharding import Needs, mask_of
 from posenc.models import forward_pass
 from posenc.positions.layout import ORDERS, indices
 from posenc.positions.tiles import Visibility, check_window, visible
@@ -262,9 +262,11 @@ def measured(world: int, tokens: int, is_small: bool) -> list[Row]:
 
 def works(text: Positions, world: int, order: Any, methods: Sequence[str] = METHODS, **mask: Any) -> list[Work]:
     """By each method for which there are enough heads."""
-    sizes = {"num_heads": HEADS, "kv_heads": KV_HEADS, "head_dim": WIDTH, "batch": BATCH}
-    able = [method for method in methods if method != "ulysses" or world <= KV_HEADS]
-    return [work(text, world, order, method=method, **sizes, **mask) for method in able]
+    shards = [text[index] for index in indices(text.layout, world, order)]
+    counts, sizes = [len(shard) for shard in shards], Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH)
+    able = {method: [text] if method == "ulysses" else shards for method in methods}
+    able = {method: held for method, held in able.items() if method != "ulysses" or world <= KV_HEADS}
+    return [count(Needs(held, *mask_of(**mask)), counts, sizes, method) for method, held in able.items()]
 
 
 def least(text: Positions, world: int, order: str, visibility: Visibility) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 from posenc import ALiBi, Positions
-from posenc.distributed import Sharding, sharded, work
+from posenc.distributed import Sharding, explain, sharded
 from posenc.models import ForwardPass
 
 
@@ -52,10 +52,9 @@ GATHERED = {"gather": 2, "ring": 0, "ulysses": 0}  # collectives: keys and value
 
 
 def counts(_: None) -> list[str]:
-    """What is wrong with the bytes and the collectives of each method, and with what `work` says of them."""
+    """What is wrong with the bytes and the collectives of each method, and with what `explain` says of them."""
     wrong = []
-    text = Positions.arange(8)
-    sharding = Sharding(text)
+    sharding = Sharding(Positions.arange(8))
     for method, (sent, sent_backward) in EXPECTED.items():
         tensors = [torch.randn(1, heads, 4, 4, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2)]
         with sharded(sharding, method):
@@ -72,7 +71,7 @@ def counts(_: None) -> list[str]:
         calls = {str(name): n for name, n in collectives.get_comm_counts().items() if n}
         if sum(calls.values()) != GATHERED[method] or not all("allgather" in name for name in calls):
             wrong.append(f"{method}: collectives {calls}")
-        said = work(text, 2, method=method, num_heads=4, kv_heads=2, head_dim=4)
+        said = explain(*tensors, ALiBi(4), sharding, is_causal=True).works[method]
         if (said.sent[sharding.rank], said.sent_back[sharding.rank]) != expected:
             wrong.append(f"{method}: {said}, not {expected}")
     return wrong

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import posenc
-from posenc import KERPLE, ALiBi, FoX, Positions, RoPE
+from posenc import KERPLE, ALiBi, Positions, RoPE
 from posenc.backends.blockwise import Rows
 from posenc.backends.native.library import missing
 from posenc.distributed import Sharding, attention
@@ -36,7 +36,6 @@ class Far:
     how: dict[str, Any]
     text: Positions
     left: int | None = None
-    projected: Tensor | None = None  # of gates
 
 
 def cases() -> list[Far]:
@@ -48,20 +47,16 @@ def cases() -> list[Far]:
     one, packed = Positions.arange(TOKENS, start=7), Positions.packed([300, 212])
     alibi = tuple(2.0**-n for n in range(1, 9))
     causal = {"is_causal": True}
-    # Gates whose logarithm is always -slope.
-    gates = -torch.tensor(slopes).double().expm1().log()[None, :, None].expand(1, -1, TOKENS)
     return [
         Far(alibi, ALiBi(8), 8, "contiguous", causal, one),
         Far(alibi, ALiBi(8) + RoPE(WIDTH), 4, "zigzag", causal, packed),
-        Far(slopes, kerple, 2, "contiguous", {"sinks": torch.linspace(-1, 1, 4).double()}, one),
+        Far(slopes, kerple, 2, "contiguous", {**causal, "sinks": torch.linspace(-1, 1, 4).double()}, one),
         Far(slopes, kerple, 4, "zigzag", {**causal, "window": 200}, one, left=199),
-        Far(slopes, FoX(4), 4, "zigzag", causal, one, projected=gates),
-        Far(slopes, FoX(4), 4, "contiguous", causal, packed, projected=gates),
     ]
 
 
 def horizon(slope: float) -> int | None:
-    """The keys that a head needs on each side, with its own: a power of two, as few as the weights allow."""
+    """The keys that a head needs, with its own: a power of two, as few as the weights allow."""
     for n in range(6, 9):
         if SPREAD - slope * 2**n < BELOW:
             return 2**n
@@ -73,16 +68,14 @@ def bytes_of(case: Far, sharding: Sharding, sender: int, receiver: int) -> int:
     order, document = case.text.order[0], case.text.document[0]
     query, key = (sharding.indices[rank] for rank in (receiver, sender))
     apart = order[query][:, None] - order[key][None]
-    same = document[query][:, None] == document[key][None]
-    if case.how.get("is_causal"):
-        same = same & (apart >= 0)
+    same = (document[query][:, None] == document[key][None]) & (apart >= 0)
     if case.left is not None:
         same = same & (apart <= case.left)
     total, shared = 0, len(case.slopes) // case.kv_heads
     for h in range(case.kv_heads):
         reaches = [horizon(slope) for slope in case.slopes[h * shared : (h + 1) * shared]]
         reach = TOKENS if None in reaches else max(reach for reach in reaches if reach)
-        seen = (same & (apart.abs() < reach)).any(0).nonzero()
+        seen = (same & (apart < reach)).any(0).nonzero()
         total += (int(seen.max() - seen.min()) + 1 if len(seen) else 0) * 2 * WIDTH * 8
     return total
 
@@ -109,47 +102,29 @@ def run(on_a_mesh: bool) -> list[str]:
         learned = list(case.scheme.parameters())
         leaves = [x.clone().requires_grad_() for x in tensors]
         encoding = case.scheme(case.text, dtype=torch.float64)
-        gates: list[Tensor] = []
-        if case.projected is not None:
-            gates = [case.projected.clone().requires_grad_()]
-            encoding = encoding.with_projected({"forgotten": gates[0]})
-        expected = posenc.attention(
-            *leaves,
-            encoding,
-            backend="reference",
-            skip_below=0.0,
-            return_lse=True,
-            **case.how,
-        )
-        expected += torch.autograd.grad(
-            (expected[0] * d_out).sum() + expected[1].sin().sum(), [*leaves, *gates, *learned]
-        )
+        exactly = {"backend": "reference", "skip_below": 0.0, "return_lse": True}
+        expected = posenc.attention(*leaves, encoding, **exactly, **case.how)
+        expected += torch.autograd.grad((expected[0] * d_out).sum() + expected[1].sin().sum(), [*leaves, *learned])
         mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2)) if on_a_mesh else None
         sharding = Sharding(case.text, mesh, order=case.order)
         rank, world = sharding.rank, sharding.world
         mine = [sharding.shard(x, 2).requires_grad_() for x in tensors]
-        of_mine = dict(
-            zip(["forgotten"], (sharding.shard(x.detach(), 2).requires_grad_() for x in gates), strict=False)
-        )
-        how = {**case.how, "features": of_mine, "return_lse": True, "method": "ring"}
+        how = {**case.how, "return_lse": True, "method": "ring"}
         for skip_below, exact in ((None, False), (0.0, True)):
             with counted() as sent:
                 found = attention(*mine, case.scheme, sharding, skip_below=skip_below, **how)
                 forward = sent[0]
                 loss = (found[0] * sharding.shard(d_out, 2)).sum() + found[1].sin().sum()
-                found += torch.autograd.grad(loss, [*mine, *of_mine.values(), *learned])
+                found += torch.autograd.grad(loss, [*mine, *learned])
             others = [other for other in range(world) if other != rank]
             given = sum(bytes_of(case, sharding, rank, other) for other in others)
             taken = sum(bytes_of(case, sharding, other, rank) for other in others)
-            # Gates, a number for each head and token, are gathered, and their gradients sent back.
-            gate = heads * 8 * len(of_mine)
-            there = given + (world - 1) * max(sharding.counts) * gate
-            counts = there, there + given + taken + (TOKENS - sharding.counts[rank]) * gate
+            counts = given, given + given + taken
             if not on_a_mesh and not exact and (forward, sent[0]) != counts:
                 wrong.append(f"{n}: sent {forward} and {sent[0]} bytes, not {counts}")
             if not on_a_mesh and exact and forward < given:
                 wrong.append(f"{n}: all keys are {forward} bytes, fewer than {given}")
-            of_tokens = ["out", "lse", "query", "key", "value", *of_mine]
+            of_tokens = ["out", "lse", "query", "key", "value"]
             names = [*of_tokens, *(name for name, _ in case.scheme.named_parameters())]
             for name, part, whole in zip(names, found, expected, strict=True):
                 if name in of_tokens:
@@ -165,18 +140,6 @@ def run(on_a_mesh: bool) -> list[str]:
     if not handed and missing(torch.float64) is None:
         wrong.append("the kernel computes blocks again in the backward pass")
     return wrong
-
-
-def sent_less(_: object) -> tuple[int, int]:
-    """The bytes that are sent by ALiBi's horizons, and without them."""
-    sharding = Sharding(Positions.arange(TOKENS), order="contiguous")
-    x = torch.ones(1, 8, len(sharding.positions), WIDTH, dtype=torch.float64) / 4
-    found = []
-    for skip_below in (None, 0.0):
-        with counted() as sent:
-            attention(x, x, x, ALiBi(8), sharding, method="ring", is_causal=True, skip_below=skip_below)
-        found.append(sent[0])
-    return found[0], found[1]
 
 
 class Made(posenc.Scheme):

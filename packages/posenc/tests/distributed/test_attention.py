@@ -80,13 +80,6 @@ def test_heads_that_see_near_keys_alone_send_no_others(world: int, on_a_mesh: bo
         assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.more
-def test_alibi_sends_less_than_all(tmp_path: Path) -> None:
-    found = in_processes(4, tmp_path, far.sent_less, None)
-    assert found[-1] == (0, 0)  # nobody comes after the last
-    assert all(sent < every for sent, every in found[:-1])
-
-
 def test_leaks_bytes_and_errors(tmp_path: Path) -> None:
     """A token changes only what may see it; what is sent is what was counted by hand; errors name the way out."""
     for wrong, messages in in_processes(2, tmp_path, models.in_short, None):

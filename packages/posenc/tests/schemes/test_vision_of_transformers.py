@@ -163,14 +163,13 @@ def test_transformer_xl_with_segments_is_xlnets_attention() -> None:
         *(x.permute(2, 0, 1, 3) for x in (q, k, v)),
         torch.einsum("ibh,hnd->ibnd", model.relative_positional_encoding(7, 7, bsz=2).double(), layer.r),
         seg_mat=nn.functional.one_hot(apart, 2).double(),
-    ).transpose(0, 1)
+    )
+    expected = expected.transpose(0, 1).flatten(2)
     out = posenc.attention(q, k, v, scheme(Positions.arange(7).with_segment(segment), dtype=torch.float64))
     found = out.transpose(1, 2).flatten(2)
     bound = of_sums(torch.float32, 2 * HEADS * HEAD_DIM, expected, score=64.0)
-    torch.testing.assert_close(found, expected.flatten(2), rtol=0, atol=bound)
+    torch.testing.assert_close(found, expected, rtol=0, atol=bound)
     weight = torch.randn_like(found)
-    gradients = (
-        torch.autograd.grad((x * weight).sum(), of) for x, of in ((found, mine), (expected.flatten(2), theirs))
-    )
-    for one, other in zip(*gradients, strict=True):
+    ours, others = (torch.autograd.grad((x * weight).sum(), of) for x, of in ((found, mine), (expected, theirs)))
+    for one, other in zip(ours, others, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=10 * bound)

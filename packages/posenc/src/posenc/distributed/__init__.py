@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from posenc.distributed.attention import attention, explain, sharded
 from posenc.distributed.cache import ShardedCache
-from posenc.distributed.counts import Work, work
+from posenc.distributed.counts import Work
 from posenc.distributed.sharding import Sharding
 
 if TYPE_CHECKING:
     from posenc.distributed.tensor_parallel import parallelize
 
-__all__ = ["ShardedCache", "Sharding", "Work", "attention", "explain", "parallelize", "sharded", "work"]
+__all__ = ["ShardedCache", "Sharding", "Work", "attention", "explain", "parallelize", "sharded"]
 
 
 def __getattr__(name: str) -> Any:

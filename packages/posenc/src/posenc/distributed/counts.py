@@ -12,13 +12,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from posenc.arguments import check_choice
-from posenc.distributed.sharding import Needs, Sharding, mask_of
+from posenc.distributed.sharding import Needs, Sharding
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import gives_weights
-from posenc.positions.layout import Order, indices
-from posenc.positions.positions import Positions
-from posenc.positions.tiles import Window
 
 Method = Literal["ring", "gather", "ulysses"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -91,96 +87,45 @@ class Work:
         )
 
 
-def work(
-    whole: Positions,
-    world: int,
-    order: Order = "zigzag",
-    *,
-    method: str,
-    num_heads: int,
-    head_dim: int,
-    kv_heads: int | None = None,
-    value_dim: int | None = None,
-    batch: int | None = None,
-    dtype: torch.dtype = torch.bfloat16,
-    is_causal: bool = True,
-    window: Window = None,
-) -> Work:
-    """What a call of `attention` by ``"gather"``, ``"ring"`` or ``"ulysses"`` takes on ``world`` processes, from
-    positions alone: no process is needed.
-
-    The bytes are those of queries, keys, values and outputs, and in the backward pass of their gradients, which are
-    float32 for keys and values but under ``"ulysses"``. Nothing is counted for masks, features and the log-sum-exp.
-
-    >>> work(Positions.arange(8), 2, method="ring", num_heads=1, head_dim=4).scores
-    (18, 18)
-    """
-    check_choice("method", method, METHODS)
-    kv_heads = num_heads if kv_heads is None else kv_heads
-    value_dim = head_dim if value_dim is None else value_dim
-    batch = whole.rows if batch is None else batch
-    if batch != whole.rows != 1:
-        raise ValueError(f"batch must be {whole.rows}, the rows of the positions, got {batch}")
-    shards = [whole[index] for index in indices(whole.layout, world, order)]
-    needs = Needs([whole] if method == "ulysses" else shards, *mask_of(is_causal, window))
-    sizes = Sizes(batch, num_heads, kv_heads, head_dim, value_dim, dtype.itemsize, whole.rows)
-    return count(needs, [len(shard) for shard in shards], sizes, method)
-
-
 def count(needs: Needs, counts: Sequence[int], sizes: Sizes, method: str) -> Work:
     """The work of a method for processes that have these numbers of tokens.
 
     ``needs`` are those of each process, or, where groups of processes of consecutive ranks exchange tokens for heads,
     those of each group: with ``"ulysses"`` there is one, and on a mesh of two axes a ring of them.
+
+    The bytes are those of queries, keys, values and outputs, and in the backward pass of their gradients, which are
+    float32 for keys and values but where heads are exchanged. Masks, features and the log-sum-exp are not counted.
     """
-    return _gather(needs, counts, sizes) if method == "gather" else _ring(needs, counts, sizes)
+    of_rank = _gathered if method == "gather" else _in_ring
+    each = [of_rank(needs, counts, sizes, rank) for rank in range(len(counts))]
+    scores, sent, back, held = zip(*each, strict=True)
+    rows = tuple(n * sizes.batch // sizes.rows for n in scores)
+    return Work(rows, sent, back if sizes.trains else (0,) * len(back), held)
 
 
-def _scores(needs: Needs, sizes: Sizes, queries_of: int, keys_of: int) -> int:
-    """The visible pairs of a head, of all rows."""
-    return needs.pairs(queries_of, keys_of) * sizes.batch // sizes.rows
+def _gathered(needs: Needs, counts: Sequence[int], sizes: Sizes, rank: int) -> tuple[int, int, int, int]:
+    world, most, number = len(counts), max(counts), sizes.batch * sizes.kv_heads * sizes.width  # of a token
+    scores = sum(needs.pairs(rank, other) for other in range(world)) * sizes.heads
+    back = (sum(counts) - counts[rank]) * number * sizes.of_gradients
+    return scores, (world - 1) * most * number * sizes.itemsize, back, world * most * number * sizes.itemsize
 
 
-def _gather(needs: Needs, counts: Sequence[int], sizes: Sizes) -> Work:
-    world, tokens, most = len(counts), sum(counts), max(counts)
-    number = sizes.batch * sizes.kv_heads * sizes.width  # of numbers of a token
-    every = range(world)
-    scores = [sum(_scores(needs, sizes, r, other) for other in every) * sizes.heads for r in every]
-    sent = (world - 1) * most * number * sizes.itemsize
-    back = [(tokens - count) * number * sizes.of_gradients if sizes.trains else 0 for count in counts]
-    held = world * most * number * sizes.itemsize
-    return Work(tuple(scores), (sent,) * world, tuple(back), (held,) * world)
-
-
-def _ring(needs: Needs, counts: Sequence[int], sizes: Sizes) -> Work:
-    world, groups = len(counts), len(needs)
-    lanes = world // groups
-    kv_heads = [len(part) for part in torch.arange(sizes.kv_heads).tensor_split(lanes)]
-    found: list[tuple[int, int, int, int]] = []
-    for rank, count in enumerate(counts):
-        group, lane = divmod(rank, lanes)
-        of_keys, of_queries = kv_heads[lane], kv_heads[lane] * sizes.heads // sizes.kv_heads
-        tokens = sum(counts[group * lanes : (group + 1) * lanes])
-        # Tokens for heads: queries, keys and values go, outputs come back.
-        elsewhere, others = sizes.heads - of_queries, tokens - count
-        a_key = (sizes.kv_heads - of_keys) * sizes.width
-        going = count * (elsewhere * sizes.head_dim + a_key) + others * of_queries * sizes.value_dim
-        coming = count * elsewhere * sizes.value_dim
-        coming += others * (of_queries * sizes.head_dim + of_keys * sizes.width)
-        sent, back = (x * sizes.batch * sizes.itemsize for x in (going, coming))
-        # The ring.
-        number = sizes.batch * of_keys * sizes.width
-        rest = [other for other in range(groups) if other != group]
-        given = sum(_keys(needs, other, group) for other in rest) * number
-        taken = sum(_keys(needs, group, other) for other in rest) * number
-        scores = sum(_scores(needs, sizes, group, other) for other in range(groups)) * of_queries
-        sent += given * sizes.itemsize
-        back += given * sizes.itemsize + taken * sizes.of_gradients
-        held = min(2, groups) * tokens * number * sizes.itemsize
-        found.append((scores, sent, back if sizes.trains else 0, held))
-    return Work(*zip(*found, strict=True))
-
-
-def _keys(needs: Needs, queries_of: int, keys_of: int) -> int:
-    keys = needs.keys(queries_of, keys_of)
-    return 0 if keys is None else keys.stop - keys.start
+def _in_ring(needs: Needs, counts: Sequence[int], sizes: Sizes, rank: int) -> tuple[int, int, int, int]:
+    groups, lanes = len(needs), len(counts) // len(needs)
+    group, lane = divmod(rank, lanes)
+    of_keys = len(torch.arange(sizes.kv_heads).tensor_split(lanes)[lane])
+    of_queries = of_keys * sizes.heads // sizes.kv_heads
+    tokens = sum(counts[group * lanes : (group + 1) * lanes])
+    # Tokens for heads: queries, keys and values go, outputs come back.
+    elsewhere, others = sizes.heads - of_queries, tokens - counts[rank]
+    a_key = (sizes.kv_heads - of_keys) * sizes.width
+    going = counts[rank] * (elsewhere * sizes.head_dim + a_key) + others * of_queries * sizes.value_dim
+    coming = others * (of_queries * sizes.head_dim + of_keys * sizes.width) + counts[rank] * elsewhere * sizes.value_dim
+    # The ring.
+    number, rest = sizes.batch * of_keys * sizes.width, [other for other in range(groups) if other != group]
+    of_mine, of_others = [needs.keys(n, group) for n in rest], [needs.keys(group, n) for n in rest]
+    given, taken = (sum(k.stop - k.start for k in keys if k) * number for keys in (of_mine, of_others))
+    sent = (going * sizes.batch + given) * sizes.itemsize
+    back = (coming * sizes.batch + given) * sizes.itemsize + taken * sizes.of_gradients
+    scores = sum(needs.pairs(group, other) for other in range(groups)) * of_queries
+    return scores, sent, back, min(2, groups) * tokens * number * sizes.itemsize
