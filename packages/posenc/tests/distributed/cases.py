@@ -151,7 +151,8 @@ def run(case: Case) -> str | None:
         if whole is None:
             continue
         if is_parameter:
-            part = torch.zeros_like(whole) if part is None else part.clone()  # gradients may share memory
+            # Gradients may share memory, and gloo adds memory as it lies.
+            part = torch.zeros_like(whole) if part is None else part.clone(memory_format=torch.contiguous_format)
             dist.all_reduce(part)
         else:
             whole = sharding.shard(whole, -2 if name == "attn_mask" else 2)
