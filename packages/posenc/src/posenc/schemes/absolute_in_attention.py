@@ -19,8 +19,6 @@ class AbsoluteInAttention(Scheme):
 
     Formula: s_ij = (q_i . k_j + q_i . R[p_j]) / sqrt(d), R of max_positions x d, shared by the heads.
 
-    Unlike a vector added to the input, it acts in every layer and does not affect the values.
-
     Parameters: max_positions x d, drawn from N(0, 1/d). Shapes: query (batch, heads, queries, head_dim).
     Coordinates must be int64.
     Errors: PositionError for a key outside the table; ValueError for sizes below 1, another head_dim or fractional
@@ -55,8 +53,5 @@ ENTRY = Entry(
     formula=r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot R_{p_j}}{\sqrt{d}}",
     example="posenc.attention(q, k, v, posenc.AbsoluteInAttention(1024, 64), is_causal=True)",
     url="https://arxiv.org/abs/2101.11605",
-    avoid=(
-        "**Cheap positions.** It adds a vector to every key in every layer; `Learned` adds its vectors once, to the "
-        "input."
-    ),
+    avoid="**Cheap positions.** It adds a vector to each key in every layer, `Learned` one to the input.",
 )

@@ -31,12 +31,6 @@ class ALiBi(Scheme):
     twice that many heads. Nothing is learned. The bidirectional form is blind to direction. The directed form, for
     encoders, is not; each half of its heads has the slopes of H/2 heads.
 
-    The directed form masks keys with a score of -inf, so a term that maps -inf to something else (the ReLU of
-    `DistanceAware`) must come before it in a composition.
-
-    The causal form rewards keys with a coordinate after the query's. A causal mask hides them if coordinates increase
-    with the order.
-
     Shapes: score (batch, num_heads, queries, keys). Any real positions; distances are computed before rounding to the
     score's dtype, so integer distances are exact up to 2^24.
     Source: Press, Smith & Lewis 2022, "Train Short, Test Long", section 3 and the authors' code for other head counts;
@@ -82,10 +76,7 @@ ENTRY = Entry(
     laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.DIRECTED, Law.MONOTONE, Law.DECAYING},
     cost="one bias on every score per layer",
     build=lambda shape: ALiBi(shape.num_heads, "causal" if shape.causal else "bidirectional"),
-    does=(
-        'a penalty that grows with distance: `"causal"`, `"bidirectional"`, or `"directed"` (half of the heads attend '
-        "to each side)"
-    ),
+    does='a penalty that grows with distance, of one of three forms; `"directed"`: half of the heads see each side',
     limits="the bidirectional form is blind to direction",
     formula=lines(
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h \, n_{ij}, \qquad "
@@ -98,9 +89,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.ALiBi(12), is_causal=True)",
     users="BLOOM, MPT, Falcon-RW",
     url="https://arxiv.org/abs/2108.12409",
-    avoid=(
-        "**Order in an encoder.** The causal form is an error there, and the bidirectional one is blind to direction: "
-        'it guessed which of two words comes first ([accuracy .50](../choose.md#encoders)). Use `"directed"`, `RoPE` '
-        "or `Shaw`."
-    ),
+    avoid='**Order in an encoder.** `"bidirectional"` is blind to it ([.50](../choose.md#encoders)); use `"directed"`.',
 )

@@ -62,16 +62,13 @@ class AxialRoPE(Rotary):
     where "gemma4" pairs the channels within the half of each axis: k = 0 .. D/4 - 1 for columns, and D/2 more for rows.
 
     `grid` makes the positions of a convention; the scheme uses any coordinates. A class token or register is at the
-    origin (0, 0), where every angle is 0; `grid` puts its ``prefix`` there, before the patches. In "llama4" and "pe"
-    patches start at 1, so none is at the origin. Llama 4's class token comes last: ``positions[torch.arange(1, n + 1) %
-    n]``. Perception Encoders without a class token count from 0, like "index" with their base; scores are the same. For
-    "index" and "gemma4", `grid` equals `Positions.grid`. Gemma 4 counts the column before the row, so its
+    origin (0, 0), where every angle is 0; `grid` puts its ``prefix`` there, before the patches. Llama 4's class token
+    comes last: ``positions[torch.arange(1, n + 1) % n]``. Gemma 4 counts the column before the row, so its
     ``pixel_position_ids`` are ``coords.flip(-1)``, and does not scale products: pass ``scale=1.0`` to `attention`.
 
     In training mode, ``grid`` of "dinov3" augments the coordinates of patches, not of the prefix, as DINOv3 does in
     training: ``shift`` adds U(-shift, shift) per axis; ``jitter`` multiplies each axis by a factor, log-uniform in
-    1/jitter .. jitter; ``rescale`` multiplies both axes by one such factor; in this order. Random numbers are drawn in
-    `grid`, once for all layers, for queries and keys.
+    1/jitter .. jitter; ``rescale`` multiplies both axes by one such factor; in this order.
 
     Shapes: coordinates (rows, tokens, 2), row before column in every convention; query and key (batch, heads, tokens,
     head_dim), any floating dtype. Nothing is learned.
@@ -186,10 +183,7 @@ ENTRY = Entry(
     cost="one pass over q and k per layer",
     build=lambda shape: AxialRoPE(shape.head_dim, rotary_dim=shape.head_dim // 4 * 4),
     axes="two",
-    does=(
-        "rotates half of the channels by the row of a patch and half by its column; conventions "
-        '`"index"`, `"llama4"`, `"pe"`, `"eva"`, `"dinov3"`, `"gemma4"`, made by `grid(height, width)`'
-    ),
+    does="rotates half of the channels by row, half by column, in six conventions, by positions of its `grid`",
     limits="cannot encode diagonals: rows and columns rotate different channels",
     formula=lines(
         ROTATED_SCORE,

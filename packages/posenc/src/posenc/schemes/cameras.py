@@ -211,10 +211,7 @@ ENTRY = Entry(
     cost="a product of 4 per channel of half of q, k, v and the output, and one pass over the rest, per layer",
     build=lambda shape: _built(shape.head_dim, max(shape.max_positions, 1 if shape.grid is None else shape.grid[0])),
     axes="three",
-    does=(
-        "multiplies channels of q, k, v and the output by matrices of the camera that saw a patch, from 4 × 4 poses "
-        "and intrinsics: PRoPE of Li et al., GTA"
-    ),
+    does="multiplies channels of q, k, v and the output by matrices of a patch's camera: PRoPE of Li et al., GTA",
     limits="needs the cameras of all views; not p-RoPE, which is RoPE with the scaling Proportional",
     formula=lines(
         r"s_{ij} = \frac{q_i^{T} D_{ij} \, k_j}{\sqrt{d}}, \qquad o_i = \sum_j a_{ij} \, D_{ij} \, v_j, \qquad "

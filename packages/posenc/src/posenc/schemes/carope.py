@@ -23,13 +23,11 @@ class CARoPE(ClockRotary):
 
         pair k of q_i and k_i is rotated by f_1^k + ... + f_i^k
 
-    RoPE is the case f = base^(-2/d), the ratio of its frequencies, for all tokens. Pair 0 is rotated by one radian per
-    token, as in RoPE: the paper numbers pairs like RoPE's theta_k = base^(-2k/d), which begins with k = 0. The sum
-    follows the order of the tokens within each document; coordinates are ignored.
+    The sum follows the order of the tokens within each document; coordinates are ignored.
 
     Each layer provides the feature ``frequency``: it projects its hidden state, without bias, to a number per key head.
-    posenc's models do; for other models see `posenc.models.ForwardPass.features`, which also continues the sum of a
-    cache. f and its powers are computed in float32 or wider, sums and angles in float64.
+    See `posenc.models.ForwardPass.features`. f and its powers are computed in float32 or wider, sums and angles in
+    float64.
 
     The scheme itself has no parameters. A key head that several query heads share has one angle, so ``num_heads`` is
     the number of *key* heads.
@@ -74,8 +72,5 @@ ENTRY = Entry(
         "posenc.attention(q, k, v, encoding, is_causal=True)"
     ),
     url="https://arxiv.org/abs/2507.23083",
-    avoid=(
-        "**Comparison with the authors' results.** They have published no code, so posenc's was compared with the "
-        "paper alone."
-    ),
+    avoid="**Comparison with the authors' results.** They have published no code: only the paper was compared.",
 )

@@ -29,9 +29,8 @@ class CoPE(Scheme):
     which adds before dividing). ``scaled=False``: c = 1 (the listing in the paper, its ``--cope-nodiv``, and
     x-transformers). d is ``head_dim``, whatever scale is passed to `attention`.
 
-    It uses the order of tokens and no coordinates. It needs whole rows of scores, so attention runs in blocks of
-    queries. Parameters: e, initialized to zeros as in the authors' code, so an untrained CoPE has no effect.
-    Shapes: query (batch, heads, queries, head_dim). Cost: another row of scores, and its cumulative sum.
+    Parameters: e, initialized to zeros as in the authors' code, so an untrained CoPE has no effect.
+    Shapes: query (batch, heads, queries, head_dim).
     Source: Golovneva et al. 2024, "Contextual Position Encoding" (arXiv 2405.18719), section 4 and appendix B, and the
     authors' code (facebookresearch/RAM, projects/cope).
     """

@@ -38,7 +38,6 @@ class DeBERTa(Scheme):
     only c, so that these keys have row 0, as in transformers; "distance" first clamps n to -(D - 1) .. D - 1, so that
     they have row 1, as in the authors' present code.
 
-    In the paper the position-to-content term is at n = p_j - p_i; here both are at p_i - p_j, as in the authors' code.
     All three terms are divided by sqrt(3 d): this is the scheme's ``scale``, so do not pass ``scale=``. With
     ``normalized`` a layer norm is applied to R, as in version 3. Logarithms are in float64, as in the authors' first
     code, in NumPy; the float32 of their present code and of transformers gives the same buckets for B = 256, D = 512.
@@ -48,7 +47,6 @@ class DeBERTa(Scheme):
 
     Parameters: R 2k x dim; W_Q and W_K dim x (H d), with biases; from N(0, 0.02^2), biases 0. ``dim`` is H d if None.
     Shapes: query (batch, num_heads, queries, head_dim). Coordinates must be int64.
-    Cost: two products with 2k vectors per query and key and layer; W_Q R and W_K R once per layer.
     Source: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", equation 4; index and
     buckets follow the authors' code (da_utils.py), everything else that of transformers (deberta_v2).
     """
@@ -191,10 +189,7 @@ ENTRY = Entry(
     cost="two products with a vector per distance per query and key per layer",
     build=lambda shape: DeBERTa(shape.num_heads, shape.head_dim, shape.dim, min(512, shape.max_positions)),
     learned="(2 max_distance + 2 dim) × dim",
-    does=(
-        "multiplies queries and keys with projected relative positions; `num_buckets` for logarithmic buckets, "
-        "`of_layer(query, key)` for a layer's own projections"
-    ),
+    does="multiplies queries and keys with projected relative positions, of each distance or in `num_buckets`",
     limits="all distances beyond the last are the same",
     formula=lines(
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_K R_c + k_j \cdot W_Q R_c}{\sqrt{3d}}, \qquad "
@@ -209,8 +204,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.DeBERTa(12, 64, max_distance=512))",
     users="DeBERTa, versions 1 to 3",
     url="https://arxiv.org/abs/2006.03654",
-    avoid=(
-        "**Attention that must cost little.** Queries and keys both meet a vector for each distance. `T5` adds one "
-        "number."
-    ),
+    avoid="**Cheap attention.** Queries and keys both meet a vector for each distance. `T5` adds one number.",
 )

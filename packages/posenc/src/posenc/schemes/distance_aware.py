@@ -23,9 +23,8 @@ class DistanceAware(Scheme):
         f(R; v) = (1 + e^v) / (1 + e^(v - R)) = (1 + e^v) sigmoid(R - v)
 
     f(0) = 1: the score of a token with itself is unchanged. f is monotone in the distance and bounded by 1 + e^v: w > 0
-    favors distant keys up to that bound, w < 0 makes scores decay. A score decays to 0, not to -inf, so the key keeps
-    some attention weight. The ReLU makes the product meaningful for negative inner products. w = 0 is attention with
-    ReLU scores. The factor is blind to direction: order needs a causal mask or another scheme.
+    favors distant keys up to that bound, w < 0 makes scores decay. The factor is blind to direction: order needs a
+    causal mask or another scheme.
 
     Parameters: w and v, one each per head; w from N(0, 0.02^2), v = 0.
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis.
@@ -80,8 +79,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.DistanceAware(12))",
     url="https://arxiv.org/abs/2010.06925",
-    avoid=(
-        "**Keys that must get no weight.** Scores below 0 become 0, and fade to 0 with distance, so far keys keep "
-        "some weight."
-    ),
+    avoid="**Keys that must get no weight.** Scores fade to 0 with distance, so far keys keep some weight.",
 )

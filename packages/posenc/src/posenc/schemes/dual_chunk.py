@@ -28,17 +28,15 @@ class DualChunk(PairwiseRotary):
     previous chunk, for at least the ``local`` nearest keys. It never exceeds ``chunk``. Scores are invariant only to
     shifts by a multiple of c.
 
-    Attention runs three times over the same keys, and the results are merged: no pair is computed twice if coordinates
-    increase by one with the order. A cache keeps unrotated keys. Attention needs a causal mask: a key in a later chunk
-    would be treated as if it were in the query's own.
+    A cache keeps unrotated keys. Attention needs a causal mask: a key in a later chunk would be treated as if it were
+    in the query's own.
 
-    Learned: nothing. Cost: four passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
-    tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
+    Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; positions of one coordinate, fractional
+    or negative too.
     Source: An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models" (arXiv 2402.17463), section 3;
     read: ``chunkllama_attn_replace.py`` of github.com/HKUNLP/ChunkLlama, whose ``chunk_size`` is chunk and
     ``local_window`` is local; by default they are 3/4 and 1/8 of the training length L. The paper's inter-chunk query
-    is at the last trained position, the code's at min(2c - 1, chunk), as here. The code's division of positions by a
-    ``scaling_factor`` is omitted.
+    is at the last trained position, the code's at min(2c - 1, chunk), as here.
 
     Both models that use it also sharpen attention in texts longer than L, by a factor that is a scheme of its own:
     ``DualChunk(...) + QueryScale("chunkllama", length=L)``, or "qwen2_5_1m".
@@ -72,8 +70,7 @@ ENTRY = Entry(
     laws=FORMULA | {Law.BOUNDED, Law.DIRECTED},
     cost="four passes over q and k per layer, three calls merged",
     build=lambda shape: DualChunk(shape.head_dim, chunk=6, local=2),
-    does="rotates by the position within a chunk; for keys of the previous chunk the query is a step ahead, and for "
-    "all earlier ones at `chunk`",
+    does="rotates by the position within a chunk; for earlier chunks queries are one step ahead, or at `chunk`",
     limits="for causal attention; keys two or more chunks back all have the same query position",
     formula=lines(
         r"s_{ij} = q_i \cdot R_{a_{ij}} R_{p_j \bmod c} \, k_j / \sqrt{d}, \qquad "
@@ -87,8 +84,5 @@ ENTRY = Entry(
     "posenc.attention(q, k, v, scheme, is_causal=True)",
     users="ChunkLlama and Qwen2.5-1M, with `QueryScale`",
     url="https://arxiv.org/abs/2402.17463",
-    avoid=(
-        "**Training from scratch.** It is made to run trained weights of `RoPE` on longer texts, and costs more. Keys "
-        "two or more chunks back all have the same query position."
-    ),
+    avoid="**Training from scratch.** It runs trained weights of `RoPE` on longer texts, and costs more.",
 )

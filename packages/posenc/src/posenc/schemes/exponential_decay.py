@@ -19,9 +19,6 @@ class ExponentialDecay(Scheme):
 
     Formula, for k = 0 .. dim - 1: P[p, k] = exp(-p / tau_k), tau_k = longest^((k + 1) / dim).
 
-    Every channel is monotone, so vectors never repeat, unlike sinusoids; but positions well beyond ``longest`` are hard
-    to distinguish, since all channels are near 0. Nothing is learned.
-
     Shapes: table (rows, tokens, dim). Any real position from 0 on.
     Errors: PositionError for a negative position, where the vector would be unbounded; ValueError for a dim below 1 or
     ``longest`` not above 1.
@@ -63,8 +60,5 @@ ENTRY = Entry(
         r"\tau_k = \mathrm{longest}^{(k + 1) / \mathrm{dim}}, \qquad k = 0, \ldots, \mathrm{dim} - 1"
     ),
     example=("encoding = posenc.ExponentialDecay(768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
-    avoid=(
-        "**Long texts.** A channel is near 0 after a few times its τ. It is here as an example of a linear and "
-        "monotone code; we know of no model that uses it."
-    ),
+    avoid="**Long texts.** A channel is near 0 after a few times its τ. We know of no model that uses it.",
 )

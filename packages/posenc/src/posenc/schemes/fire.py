@@ -32,9 +32,6 @@ class FIRE(Scheme):
     Parameters: c = 0.1, m = 1, and the MLP with hidden x (2 + H) + H numbers, initialized like `torch.nn.Linear`; L =
     ``length`` is not learned. The paper shares them between layers.
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis; those of queries from 0 on.
-    Cost: the MLP for every pair, hidden x H products, as a mask or in blocks. For integer positions posenc's CPU kernel
-    needs one product per pair and head: the MLP is piecewise linear in the normalized distance, with at most hidden + 1
-    pieces.
     Source: Li et al. 2024, "Functional Interpolation for Relative Positions Improves Long Context Transformers",
     equations 4, 7 and 8. Initial values, the 10^-6 and the treatment of keys after the query follow the code of Zheng
     et al. 2024, "DAPE", which includes FIRE; the authors' own code was not found.
@@ -119,8 +116,5 @@ ENTRY = Entry(
     symbols={"length": "L"},
     example="posenc.attention(q, k, v, posenc.FIRE(12), is_causal=True)",
     url="https://arxiv.org/abs/2310.04418",
-    avoid=(
-        "**Fast attention outside the CPU kernel.** A network runs for every pair of tokens. `KERPLE` is a formula "
-        "with two learned numbers."
-    ),
+    avoid="**Fast attention outside the CPU kernel.** A network runs for every pair. `KERPLE` is a formula.",
 )

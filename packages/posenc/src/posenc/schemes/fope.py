@@ -30,7 +30,7 @@ class FoPE(Scheme):
     The other pairs have frequency 0 with C = S = 1: their part of every score is multiplied by 2. The authors mean this
     (issue 6 of their repository: a phase of 45 degrees, so that no channel is multiplied by 0), where equations that
     begin with cos 0 and sin 0 have C = 1 and S = 0. With A = 1 for k = m and 0 otherwise it is RoPE without its low
-    frequencies. In general a score is no function of the distance.
+    frequencies.
 
     ``length`` = L. ``series`` = M is K if it is None, as in Intern-S1-Pro; the authors' code has min(K, head_dim // 4).
     ``strength`` = sigma is that of the initial values.
@@ -124,8 +124,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.FoPE(12, 64, length=4096), is_causal=True)",
     users="Intern-S1-Pro",
     url="https://arxiv.org/abs/2412.17739",
-    avoid=(
-        "**Weights of RoPE.** Other pairs rotate, and those that turn less than once in `length` do not, so `length` "
-        "must be that of training."
-    ),
+    avoid="**Weights of RoPE.** Pairs that turn less than once in `length` do not turn here.",
 )

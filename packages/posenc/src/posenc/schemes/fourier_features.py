@@ -26,7 +26,7 @@ class FourierFeatures(Scheme):
         learned  P[x] = W2 gelu(W1 [cos 2 pi B x | sin 2 pi B x] / sqrt(dim)),  B, W1 and W2 learned
 
     The expected cosine similarity of two vectors is exp(-2 pi^2 sigma^2 r^2) at Euclidean distance r, with length scale
-    1/(2 pi sigma). Unlike one sinusoid per axis, this encodes diagonal distances too.
+    1/(2 pi sigma).
 
     With ``bands``, each axis has its own K = dim / (2 axes) frequencies:
 
@@ -135,10 +135,7 @@ ENTRY = Entry(
     build=lambda shape: FourierFeatures(shape.dim, axes=shape.axes),
     axes="any",
     learned="nothing, or directions and an MLP",
-    does=(
-        "random sines and cosines of all axes at once; `learned=True` trains directions and an MLP on top; `bands` of "
-        "Perceiver and NeRF"
-    ),
+    does="random or learned sines and cosines of all axes at once, or `bands` of Perceiver and NeRF",
     limits="`sigma` sets the length scale of similarity",
     formula=lines(
         r"x_i \leftarrow x_i + P_{p_i}, \qquad P_p = [\, \cos 2 \pi B p \mid \sin 2 \pi B p \,], \qquad "
@@ -153,8 +150,5 @@ ENTRY = Entry(
     example=("encoding = posenc.FourierFeatures(768, axes=2)(posenc.Positions.grid(8, 8))\nx = encoding.add(x)"),
     users="Perceiver and NeRF, with `bands`",
     url="https://arxiv.org/abs/2006.10739",
-    avoid=(
-        "**Coordinates of unknown scale.** `sigma` sets which distances look near; try several values. On text, "
-        "`Sinusoidal` has fixed frequencies from fast to slow."
-    ),
+    avoid="**Coordinates of unknown scale.** `sigma` sets which distances look near; try several values.",
 )

@@ -20,13 +20,11 @@ class FoX(Scheme):
 
         s_ij + sum over t = j + 1 .. i of ln f_t = s_ij + F_i - F_j,   F_i = ln f_1 + ... + ln f_i
 
-    It is a data-dependent ALiBi: a head with constant gates f is ALiBi with slope -ln f. The sum follows the order of
-    the tokens within each document; coordinates are ignored. Keys after the query would be rewarded, so attention needs
-    a causal mask.
+    The sum follows the order of the tokens within each document; coordinates are ignored. Keys after the query would be
+    rewarded, so attention needs a causal mask.
 
-    Each layer provides the feature ``forgotten``: it projects its hidden state, with a bias, to a number per head.
-    posenc's models do; for other models see `posenc.models.ForwardPass.features`, which also continues the sum of a
-    cache. F is summed in float64, and differences are computed before rounding where the backend supports it.
+    Each layer provides the feature ``forgotten``: it projects its hidden state, with a bias, to a number per head. See
+    `posenc.models.ForwardPass.features`.
 
     The scheme itself has no parameters. Shapes: gates (batch, num_heads, tokens), any number of key heads.
     Source: Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate" (arXiv 2503.02130),

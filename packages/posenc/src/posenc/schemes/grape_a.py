@@ -34,7 +34,6 @@ class GRAPEA(Scheme):
     gets: after the model's norm and, in a composition, after rotation. Keys may have fewer heads. Keys after the query
     have no distance, so attention without a causal mask raises ValueError.
 
-    It reads queries and keys, so attention runs in blocks of queries, and a cache needs nothing besides the keys.
     Parameters: w (heads), with softplus(w) = 1; u and v (heads x head_dim), from N(0, 1/d).
     Shapes: query (batch, num_heads, queries, head_dim); coordinates of one axis, real.
     Source: Zhang et al. 2025, "Group Representational Position Encoding" (arXiv 2512.07805), and the authors'

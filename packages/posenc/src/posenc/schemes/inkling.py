@@ -30,18 +30,15 @@ class Inkling(Scheme):
     global layers, query and bias are multiplied by 1 + strength ln max(1, (p_i + 1) / n). With ``clip`` = c, as in
     Inkling 2, a longer r_ih is first shortened to length c: r_ih min(1, c / (|r_ih| + 1e-6)).
 
-    The layer provides the feature ``profile``, a projection without bias. posenc's models do; for other models see
-    `posenc.models.ForwardPass.features`. Parameters: B, from N(0, 0.02^2).
-    Shapes: profile (batch, num_heads, queries, width). Coordinates must be int64, of one axis. Nothing is added beyond
-    the extent, so distant keys have no extra cost. Cost: one product of width x extent per query.
+    The layer provides the feature ``profile``, a projection without bias. See `posenc.models.ForwardPass.features`.
+    Parameters: B, from N(0, 0.02^2).
+    Shapes: profile (batch, num_heads, queries, width). Coordinates must be int64, of one axis.
     Source: the model Inkling in transformers (modeling_inkling.py, `InklingRelativeLogits` and `InklingAttention`),
     with d_rel = 16 and rel_extent = 1024 in global layers, the window in local ones. Its softmax scale is 1/head_dim:
-    pass it to `attention`. There p counts cache slots; here p is the token's position.
+    pass it to `attention`.
     Inkling 2 (modeling_inkling2.py, `Inkling2SlidingAttention` and `Inkling2FullAttention`) has clip = 8, the usual
     softmax scale, and sinks that it projects from the hidden state: ``attention(..., sinks=)``. Its learned scale of r,
-    a number per head and channel, is a factor of the rows of W_h. Its clips of queries and keys are the model's, like
-    other norms of queries and keys.
-    """
+    a number per head and channel, is a factor of the rows of W_h."""
 
     def __init__(
         self,

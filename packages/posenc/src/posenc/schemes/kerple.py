@@ -34,11 +34,8 @@ class KERPLE(Scheme):
 
     Parameters: p and a, one each per head; p from U(0, 2), a from U(0, 1). The authors share them between layers.
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis.
-    Cost: one number per head and pair, computed for each distance.
     Source: Chi, Fan, Ramadge & Rudnicky 2022, "KERPLE: Kernelized Relative Positional Embedding for Length
-    Extrapolation", equations 6 and 7, and the authors' code (megatron/mpu/layers.py). Its variants that also multiply
-    the score by a kernel are not implemented.
-    """
+    Extrapolation", equations 6 and 7, and the authors' code (megatron/mpu/layers.py)."""
 
     def __init__(self, num_heads: int, form: Literal["log", "power"] = "log") -> None:
         super().__init__()

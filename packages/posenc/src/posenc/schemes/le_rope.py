@@ -22,11 +22,9 @@ class LeRoPE(Rotary):
 
     Mistral Large 4 rotates 64 of 128 channels: ``LeRoPE(128, first_channel=64, scaling=YaRN(2048.0, 512,
     attention_factor=1.0))``, or ``LeRoPE(64, ...)`` for only that slice. Its alpha is a buffer, loaded with the
-    weights. transformers returns the rotated channels in another order, the first of every pair before the second of
-    every pair, in queries and keys alike, so scores are the same; but keys of its cache cannot be used here.
+    weights.
 
-    Shapes are as for `RoPE`. For the given alpha, angles are exact to float32 up to position 2^20. alpha has the
-    module's dtype: at position p a rounding error eps of alpha changes the angle by p theta_k eps.
+    Shapes are as for `RoPE`.
     Source: transformers' mistral_large4, for name and formula; no paper was found.
     """
 

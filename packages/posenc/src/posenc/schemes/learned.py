@@ -16,8 +16,7 @@ from posenc.schemes.entry import Entry, Law
 class Learned(Scheme):
     """A learned vector for each position 0 .. max_positions - 1, added to the input.
 
-    Formula: x_i <- x_i + W[p_i], W from N(0, 0.02^2). A model that adds positions in every layer may share one table or
-    have one per layer.
+    Formula: x_i <- x_i + W[p_i], W from N(0, 0.02^2).
 
     Parameters: max_positions x dim. Shapes: table (rows, tokens, dim). Coordinates must be int64.
     Errors: PositionError for a position outside the table; ValueError for fractional or multi-axis positions.
@@ -54,8 +53,5 @@ ENTRY = Entry(
     example=("encoding = posenc.Learned(1024, 768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
     users="GPT-2, BERT, RoBERTa, OPT",
     url="https://arxiv.org/abs/1705.03122",
-    avoid=(
-        "**Contexts that will be extended.** A longer table must be interpolated (`posenc.huggingface.resize_line`) "
-        "or trained; `RoPE` has scalings."
-    ),
+    avoid="**Contexts that will be extended.** A longer table must be trained or interpolated (`resize_line`).",
 )

@@ -32,8 +32,6 @@ class LieRE(Scheme):
     ``num_heads``, separately for each *key* head, and several query heads use that of their shared key head.
     Initialized from U(0, 2 pi)/extent: the authors' coordinates run from 0 to 1 over the training grid, in steps of
     1/(side - 1), so ``extent`` is side - 1. On a grid of n they run to n/side, in steps of n/(side (n - 1)).
-    Cost: a b x b matrix exponential in float64 per token and block, once for all layers that share the scheme, and a b
-    x b product per token and block in every layer.
 
     Shapes: coordinates (rows, tokens, axes), real; query and key (batch, heads, tokens, head_dim).
     Source: Ostmeier et al. 2024, "LieRE: Generalizing Rotary Position Encodings" (arXiv 2406.10322), after the authors'
@@ -119,8 +117,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.LieRE(64, axes=2), query_positions=posenc.Positions.grid(8, 8))",
     url="https://arxiv.org/abs/2406.10322",
-    avoid=(
-        "**Scores that depend on differences only, on several axes.** Its generators need not commute. Those of "
-        "`STRING` do."
-    ),
+    avoid="**Scores of differences only, on several axes.** Its generators need not commute; those of `STRING` do.",
 )

@@ -25,8 +25,6 @@ class MixedRoPE(Scheme):
 
         (a, b) -> (a cos phi - b sin phi,  a sin phi + b cos phi),   phi = x f_x[h, k] + y f_y[h, k]
 
-    so a pair can encode any direction of the image, including diagonals. It is relative for any frequencies.
-
     Parameters: ``frequencies`` (2, num_heads, D/2), columns first; in a checkpoint of the authors' code ``freqs[:,
     layer].view(2, num_heads, D/2)``. Initialized with m_k = base^(-4k/D), k = 0 .. D/4 - 1, along a random direction
     a_h of the head, m_k (cos a_h, sin a_h) for (f_x, f_y), followed by the same m_k perpendicular to it. Every layer
@@ -92,8 +90,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.MixedRoPE(64, 12), query_positions=posenc.Positions.grid(8, 8))",
     users="the RoPE-Mixed models of naver-ai/rope-vit",
     url="https://arxiv.org/abs/2403.13298",
-    avoid=(
-        "**Short trainings.** Its frequencies are learned: after 400 steps on digits it was not shown to be better "
-        "than `AxialRoPE`, whose frequencies are fixed ([the table](../choose.md#images-and-video))."
-    ),
+    avoid="**Short trainings.** After 400 steps `AxialRoPE` was as good ([digits](../choose.md#images-and-video)).",
 )

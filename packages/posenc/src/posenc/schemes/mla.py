@@ -63,8 +63,6 @@ class MLA(Rotary):
     - absorbed, for decoding: queries [U_K^T q_nope, rotated q_pe], the key [c, rotated k_pe] of one head, and c as its
       value, with ``encoding.pairs``; multiply the output by U_V. The latent vector is not rotated.
 
-    transformers moves the even channels of the slice before the odd ones when it rotates, in both q and k, so scores
-    are the same. Nothing is learned: the projections belong to the model.
     Shapes and precision are as for `RoPE`.
     Source: DeepSeek-AI 2024, "DeepSeek-V2", equations 9 to 19 and section 2.1.3; read in transformers' deepseek_v3.
     """
@@ -114,8 +112,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.MLA(64, rope_dim=32), is_causal=True)",
     users="DeepSeek-V2 and V3, Kimi K2",
     url="https://arxiv.org/abs/2405.04434",
-    avoid=(
-        "**Attention whose keys have no part for positions.** It is for multi-head latent attention; `RoPE` with a "
-        "rotary_dim rotates a share of the channels of any attention."
-    ),
+    avoid="**Attention without latent keys.** `RoPE` with a rotary_dim rotates a share of the channels of any.",
 )

@@ -42,8 +42,7 @@ class MRoPE(Rotary):
     Use `Positions.multimodal` for text with images, or, for VideoRoPE, its own `multimodal`; `Positions.following`
     continues both. The defaults in transformers are (16, 24, 24) and base 1 000 000 for Qwen2-VL, whose sizes VideoRoPE
     keeps, (24, 20, 20) and 500 000 for Qwen3-VL, (20, 22, 22) and 500 000 for ERNIE 4.5 VL, whose configuration has the
-    order h, w, t. Interleaved sections with 3 n_h or 3 n_w beyond d/2 are cut off at the last pair, as in the models'
-    code. For separate heads per axis (MHRoPE) compose three `RoPE` with ``heads``.
+    order h, w, t. For separate heads per axis (MHRoPE) compose three `RoPE` with ``heads``.
 
     Shapes: coordinates (rows, tokens, 3) in the order time, row, column; query and key (batch, heads, tokens,
     head_dim), any floating dtype.
@@ -138,10 +137,7 @@ ENTRY = Entry(
     cost="one pass over q and k per layer",
     build=lambda shape: MRoPE(shape.head_dim, _shares(shape.head_dim // 2)),
     axes="three",
-    does=(
-        'RoPE whose pairs are allocated to time, row and column: `"sections"`, `"interleaved"`, `"ernie"`, '
-        '`"videorope"`; on text it is RoPE'
-    ),
+    does="RoPE whose pairs are allocated to time, row and column, in one of four forms; on text it is RoPE",
     limits="each axis has only some of the frequencies",
     formula=lines(
         ROTATED_SCORE,
@@ -154,8 +150,5 @@ ENTRY = Entry(
     ),
     users="Qwen2-VL, Qwen3-VL, ERNIE 4.5 VL, VideoRoPE",
     url="https://arxiv.org/abs/2409.12191",
-    avoid=(
-        "**Text or images alone.** On text it is `RoPE`. On images each axis has some of the frequencies, and "
-        "`AxialRoPE` gives each the whole range."
-    ),
+    avoid="**Text or images alone.** On text it is `RoPE`; on images `AxialRoPE` gives each axis the whole range.",
 )

@@ -30,9 +30,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.NoPE(), is_causal=True)",
     users="one layer in four of SmolLM3, Command R7B and Command A",
     url="https://arxiv.org/abs/2305.19466",
-    avoid=(
-        "**Encoders.** Every order of the tokens gives the same outputs. In decoders results differ: on text compare "
-        "its loss with those of other schemes in [our study](../study/index.md); on short algorithmic tasks it had "
-        "the best rank of five (Kazemnejad et al. 2023, read second-hand). Measure it on yours."
-    ),
+    avoid="**Encoders.** Every order of tokens gives the same outputs. For decoders: [our study](../study/index.md).",
 )

@@ -15,7 +15,7 @@ from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import check_fits, coords_of, frequencies, in_double, phases
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,14 +46,12 @@ class PoPE(Scheme):
         s_ij = sum_c softplus(q_ic) softplus(k_jc) cos((p_j - p_i) theta_c + delta_c) / sqrt(d)
 
     delta_c is learned and clamped to [-2 pi, 0], one for each channel and query head: (num_heads, head_dim), or (1,
-    head_dim) shared by all heads if ``num_heads`` is None. It is initialized to 0, where scores are symmetric in the
-    distance: direction has to be learned.
+    head_dim) shared by all heads if ``num_heads`` is None. It is initialized to 0.
 
     q and k become twice as wide, [softplus(x) cos p theta, softplus(x) sin p theta]; the scale stays 1/sqrt(d). The
     paper adds the phase delta to the key. Here it is subtracted from the query, which gives the same scores: heads that
     share a key can have different phases, and cached keys do not go stale.
 
-    Learned: a number per channel and head. Cost: attention with q and k of 2d channels; values are unchanged.
     Shapes: query and key (batch, heads, tokens, head_dim) in any floating dtype; phases are exact to float32 up to
     position 2^20. Positions may be fractional or negative.
     Source: Gopalakrishnan et al. 2025, "Decoupling the What and Where With Polar Coordinate Positional Embeddings"
@@ -104,18 +102,7 @@ ENTRY = Entry(
     name="pope",
     scheme=PoPE,
     paper="Gopalakrishnan et al. 2025",
-    laws=frozenset(
-        {
-            Law.RELATIVE,
-            Law.UNIQUE,
-            Law.LINEAR,
-            Law.ORTHOGONAL,
-            Law.BOUNDED,
-            Law.LENGTH_FREE,
-            Law.FRACTIONAL,
-            Law.DETERMINISTIC,
-        }
-    ),
+    laws=FORMULA - {Law.PARAMETER_FREE} | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED},
     cost="q and k twice as wide",
     build=lambda shape: PoPE(shape.head_dim, shape.num_heads),
     learned="heads × d",

@@ -56,9 +56,9 @@ class QueryScale(Scheme):
 
     ``length`` is L and ``strength`` is a. "mistral_large4" and "ssmax" are learned and need ``num_heads``. Keys and the
     softmax scale are unchanged. p is the query's coordinate; code that counts cache slots instead differs with padding
-    or packed texts. `DualChunk` is used with one of the two forms of the text's length, whose rows must hold one
-    document each. ChunkLlama scales queries and keys, and Qwen2.5-1M keys; both keep in a cache the keys as they were
-    scaled when the text was shorter, which is not done here.
+    or packed texts. Rows of those of the text's length must hold one document each. ChunkLlama scales queries and keys,
+    and Qwen2.5-1M keys; both keep in a cache the keys as they were scaled when the text was shorter, which is not done
+    here.
 
     Shapes: query (batch, heads, queries, head_dim), any floating dtype; computed in float64 and rounded once.
     Positions have one axis, may be fractional, and must not be negative, except for the forms of the text's length.
@@ -167,8 +167,7 @@ ENTRY = Entry(
     cost="one product per query and layer",
     build=lambda shape: QueryScale("ssmax", num_heads=shape.num_heads),
     learned="1 or 2 per head in two of its forms",
-    does="scales queries by the number of tokens up to them, or by the length of the text, with the formula of one of "
-    "nine models",
+    does="scales queries by their position or the length of the text, by the formula of one of nine models",
     limits="encodes the query's position, not the keys'",
     formula=lines(
         r"s_{ij} = c(n) \, \frac{q_i \cdot k_j}{\sqrt{d}}, \qquad n = p_i + 1",
@@ -183,8 +182,7 @@ ENTRY = Entry(
     ),
     symbols={"length": "L", "strength": "a"},
     example='posenc.attention(q, k, v, posenc.RoPE(64) + posenc.QueryScale("llama4", length=8192), is_causal=True)',
-    users="Llama 4 in its layers without RoPE, Ministral 3, Mistral 4, Mistral Large 4, Inkling, Beam; "
-    "ChunkLlama and Qwen2.5-1M, with dual chunk attention",
+    users="Llama 4 without RoPE, Ministral 3, Mistral 4 and Large 4, Inkling, Beam, ChunkLlama, Qwen2.5-1M",
     url="https://arxiv.org/abs/2501.19399",
     avoid="**By itself.** It encodes where a query is, and not where the keys are. Compose it with `RoPE`.",
 )

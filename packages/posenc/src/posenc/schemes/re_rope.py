@@ -24,16 +24,14 @@ class ReRoPE(PairwiseRotary):
     w. leak = 1/k with k > 1 is the leaky form: distant queries are rotated to leak p_i + (1 - leak) w, distant keys to
     leak p_j.
 
-    Attention runs twice over the same keys, and the results are merged: no pair is computed twice if coordinates
-    increase by one with the order. A cache keeps unrotated keys. Only earlier keys are clipped: later keys have f(d) =
-    d, as in RoPE, so in an encoder they may be at distances that are new to the model.
+    A cache keeps unrotated keys.
 
     For models trained with RoPE, without fine-tuning: w is an eighth to a half of the training length. The authors'
     code also multiplies queries by max(1, ln(p + 1) / ln(training length)): compose with ``QueryScale("rerope",
     length=...)``.
 
-    Learned: nothing. Cost: two passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
-    tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
+    Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; positions of one coordinate, fractional
+    or negative too.
     Source: Su Jianlin 2023, "Transformer upgrade road 12" (kexue.fm/archives/9708); read: ``rerope_patch.py`` and
     ``leaky_rerope_patch.py`` of github.com/bojone/rerope. It uses |d| < w, which is the same for causal attention.
     """
@@ -84,8 +82,5 @@ ENTRY = Entry(
     symbols={"window": "w"},
     example="posenc.attention(q, k, v, posenc.ReRoPE(64, window=32), is_causal=True)",
     url="https://kexue.fm/archives/9708",
-    avoid=(
-        "**Training from scratch.** It is made to run trained weights of `RoPE` on longer texts, and costs more. All "
-        "keys a `window` or more away look equally far."
-    ),
+    avoid="**Training from scratch.** It runs trained weights of `RoPE` on longer texts, and costs more.",
 )

@@ -58,8 +58,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.Relative1D(1024, 64), is_causal=True)",
     url="https://arxiv.org/abs/1904.09925",
-    avoid=(
-        "**Long texts.** It has a vector for each distance, (2N − 1) × d numbers. `Shaw` clips distances, and `T5` "
-        "shares buckets."
-    ),
+    avoid="**Long texts.** It has a vector for each distance. `Shaw` clips distances, and `T5` shares buckets.",
 )

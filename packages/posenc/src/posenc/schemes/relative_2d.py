@@ -32,8 +32,7 @@ class Relative2D(Scheme):
     ``rel_pos_h`` and ``rel_pos_w`` are ``row_table`` and ``column_table``. A ``scale`` passed to `attention` multiplies
     both terms, the new one by ``scale`` sqrt(d).
 
-    Grids may be rectangular, and tokens may be any subset of the patches. Represent windows as documents: patches
-    attend only within their own document.
+    Represent windows as documents.
 
     Parameters: (2h - 1) x d and (2w - 1) x d shared by the heads, or one pair per head with ``num_heads``; N(0, 1/d),
     in "sam" N(0, 0.02^2), as transformers initializes ViTDet.
@@ -105,10 +104,7 @@ ENTRY = Entry(
     build=lambda shape: Relative2D(shape.grid or (shape.max_positions,) * 2, shape.head_dim),
     axes="two",
     learned="(2h + 2w − 2) × d",
-    does=(
-        "a trainable vector per row distance and per column distance; `resized(grid)` for another grid; conventions "
-        '`"botnet"`, `"sam"`'
-    ),
+    does="a trainable vector per row distance and per column distance, on a grid that can be `resized`",
     limits="undefined beyond the tables",
     formula=lines(
         r"\mbox{botnet} \mbox{: } s_{ij} = \bigl( q_i \cdot k_j "
@@ -119,8 +115,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.Relative2D((8, 8), 64), query_positions=posenc.Positions.grid(8, 8))",
     users="BoTNet, SAM, ViTDet, GOT-OCR 2",
     url="https://arxiv.org/abs/1906.05909",
-    avoid=(
-        "**Images of several sizes.** Its tables are of one grid; `resized(grid)` interpolates them. `AxialRoPE` has "
-        "no table."
-    ),
+    avoid="**Images of several sizes.** Its tables are of one grid; `AxialRoPE` has no table.",
 )

@@ -60,10 +60,7 @@ ENTRY = Entry(
     cost="one pass over q and k per layer",
     build=lambda shape: RoPE(shape.head_dim, axes=shape.axes),
     axes="any",
-    does=(
-        'rotates channel pairs of q and k by an angle proportional to the position; layouts `"half"` and '
-        '`"interleaved"`, partial with `rotary_dim`, several `axes`, RoPE++ with `imaginary`'
-    ),
+    does="rotates channel pairs of q and k by an angle proportional to the position; two layouts, several `axes`",
     limits="angles beyond the training length are new to the model",
     formula=lines(
         ROTATED_SCORE,
@@ -73,10 +70,7 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.RoPE(64), is_causal=True)",
     users="Llama, Mistral, Qwen2 and 3, Gemma 1 to 3, gpt-oss, OLMo 3, ModernBERT",
     url="https://arxiv.org/abs/2104.09864",
-    avoid=(
-        "**Texts several times longer than in training, as it is.** Perplexity rose from 20.07 at 512 tokens to 79.25 "
-        "at 15,512 in Press et al. 2022 (table 2). Add a [scaling](../extend.md), or use `ALiBi`."
-    ),
+    avoid="**Texts longer than in training, as it is.** Add a [scaling](../extend.md), or use `ALiBi`.",
 )
 
 VARIANTS = (
@@ -98,10 +92,7 @@ VARIANTS = (
         example="posenc.attention(q, k, v, posenc.RoPE(64, rotary_dim=32), is_causal=True)",
         users="GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",
         url="https://github.com/kingoflolz/mesh-transformer-jax",
-        avoid=(
-            "**Weights of proportional RoPE.** Both leave channels unrotated, and the others have different "
-            "frequencies: such weights load, and are wrong."
-        ),
+        avoid="**Weights of proportional RoPE.** They load, have other frequencies, and are wrong.",
     ),
     Entry(
         name="p_rope",
@@ -122,10 +113,7 @@ VARIANTS = (
         example="posenc.attention(q, k, v, posenc.RoPE(64, scaling=posenc.Proportional(0.25)), is_causal=True)",
         users="Gemma 4, LFM3",
         url="https://arxiv.org/abs/2410.06205",
-        avoid=(
-            "**Weights of partial RoPE.** Both leave channels unrotated, and the others have different frequencies: "
-            "such weights load, and are wrong."
-        ),
+        avoid="**Weights of partial RoPE.** They load, have other frequencies, and are wrong.",
     ),
 )
 """Partial RoPE, and p-RoPE: not PRoPE of Li et al. 2025, a projective encoding of cameras, which is `Cameras`."""

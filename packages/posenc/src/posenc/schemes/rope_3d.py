@@ -133,10 +133,7 @@ ENTRY = Entry(
     cost="one pass over q and k per layer",
     build=lambda shape: RoPE3D(shape.head_dim),
     axes="three",
-    does=(
-        'rotates parts of the channels by the frame, the row and the column of a video patch; `form="vjepa2"` for the '
-        "map of V-JEPA 2, which is no rotation"
-    ),
+    does='rotates parts of the channels by frame, row and column; `form="vjepa2"` for the map of V-JEPA 2',
     limits="angles beyond the training size are new to the model",
     formula=lines(
         ROTATED_SCORE,

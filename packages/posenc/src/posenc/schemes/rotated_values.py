@@ -21,8 +21,7 @@ class RotatedValues(Rotary):
     call ``rotate_query``, ``rotate_key`` and ``rotate_value``, and ``rotate_output`` on the output.
 
     A compressed key is rotated at the start of its block and visible from the end of its block on: use
-    ``Positions(coords=starts, order=ends)``. In transformers it is visible to queries from the block's last token on,
-    so ends are the orders of the last tokens.
+    ``Positions(coords=starts, order=ends)``.
 
     Shapes: query, key and value (batch, heads, tokens, head_dim), values as wide as keys. Precision is as for `RoPE`.
     Nothing is learned. The factor of a ``scaling`` applies only to queries and keys (V4 sets that of YaRN to 1).

@@ -26,15 +26,11 @@ class Sandwich(Scheme):
     It decays about logarithmically, with ripples, up to the longest wavelength. Nothing is learned. Blind to direction:
     order needs a causal mask.
 
-    The sum starts at k = 1, so its highest frequency is below one radian per position; that of `Sinusoidal` is k = 0.
-
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis; phases are exact to float32 up to
     position 2^20.
-    Cost: one number per head and pair, from D/2 cosines for each distance.
     Source: Chi, Fan, Rudnicky & Ramadge 2023, "Dissecting Transformer Length Extrapolation via the Lens of Receptive
     Field Analysis", section 5, after NVIDIA's port in NeMo, which has the formula above; the authors' code was not
-    found. Another public port omits the cosine, which makes the bias linear.
-    """
+    found."""
 
     def __init__(self, num_heads: int, dim: int = 128, base: float = 10_000.0) -> None:
         super().__init__()

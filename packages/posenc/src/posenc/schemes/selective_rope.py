@@ -27,13 +27,10 @@ class SelectiveRoPE(ClockRotary):
     each document; coordinates are ignored.
 
     Each layer provides the feature ``turned``: a projection of its hidden state without bias, d/2 numbers per key head.
-    posenc's models do; for other models see `posenc.models.ForwardPass.features`, which also continues the sum of a
-    cache. In the authors' layer the projection has rank 16, takes the hidden state divided by its norm in each head,
-    and is followed by a causal convolution of 4 tokens in each channel, with an optional sigmoid gate per head: such a
-    layer passes the result as the projection, and keeps the last 3 tokens of its convolution when it decodes.
+    See `posenc.models.ForwardPass.features`.
 
     The scheme itself has no parameters. A key head that several query heads share has one angle, so ``num_heads`` is
-    the number of *key* heads. Sums and angles are computed in float64; a cache keeps the sums beside the keys.
+    the number of *key* heads. Sums and angles are computed in float64.
     Shapes: turned (batch, num_heads, tokens, head_dim/2); query (batch, heads, tokens, head_dim).
     Source: Movahedi et al. 2026, "Selective Rotary Position Embedding" (arXiv 2511.17388), and the authors' code,
     timurcarstensen/selective-rope: ``modules/rotary.py``, with its base and layout as defaults here.

@@ -26,12 +26,10 @@ class SelfExtend(PairwiseRotary):
     tokens have only distances known to the model. Where a group begins depends on the position, so scores are invariant
     only to shifts by a multiple of G.
 
-    Attention runs twice over the same keys, and the results are merged: no pair is computed twice if coordinates
-    increase by one with the order. A cache keeps unrotated keys. Only earlier keys are grouped: later keys have f = d,
-    as in RoPE, so in an encoder they may be at distances that are new to the model.
+    A cache keeps unrotated keys.
 
-    Learned: nothing. Cost: two passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
-    tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
+    Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; positions of one coordinate, fractional
+    or negative too.
     Source: Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (arXiv 2401.01325),
     section 3; read: ``self_extend_patch/Llama.py`` and ``selfextend_flash_attn.py`` of github.com/datamllab/LongLM,
     whose ``group_size_1`` is G and ``group_size_2`` is w. It shifts the queries of a whole text by w - w/G, which is
@@ -73,8 +71,5 @@ ENTRY = Entry(
     symbols={"window": "w", "group": "G"},
     example="posenc.attention(q, k, v, posenc.SelfExtend(64, group=4, window=32), is_causal=True)",
     url="https://arxiv.org/abs/2401.01325",
-    avoid=(
-        "**Training from scratch.** It is made to run trained weights of `RoPE` on longer texts, and costs more. "
-        "Distant keys of one group look equally far."
-    ),
+    avoid="**Training from scratch.** It runs trained weights of `RoPE` on longer texts, and costs more.",
 )

@@ -88,10 +88,7 @@ ENTRY = Entry(
     cost="a (2k + 1)-wide product per query and a sum per distance per layer",
     build=lambda shape: Shaw(shape.head_dim, max_distance=16),
     learned="2 (2k + 1) × d",
-    does=(
-        "a trainable vector per clipped distance, in the keys, in the values, or in both; shared or one set per "
-        "head (`num_heads`)"
-    ),
+    does="a trainable vector per clipped distance, in keys, values or both; shared, or per head with `num_heads`",
     limits="all distances beyond the window are the same",
     formula=(
         r"s_{ij} = \frac{q_i \cdot (k_j + K_c)}{\sqrt{d}}, \qquad o_i = \sum_j a_{ij} (v_j + V_c), \qquad "

@@ -29,9 +29,6 @@ class Sinusoidal(Scheme):
     With several ``axes`` (the row and column of a patch; the time, row and column of a video), each axis has dim/axes
     consecutive channels, by the formula above with dim/axes in place of dim.
 
-    k = 0 is the highest frequency, one radian per position. Every vector has norm sqrt(dim/2), P[p + k] is a rotation
-    of P[p] that depends only on k, and any real position has a vector. Nothing is learned.
-
     Shapes: table (rows, tokens, dim), float32 or float64, accurate to that dtype up to position 2^20 and beyond.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5 (interleaved); Dai et al. 2019,
     "Transformer-XL", whose code concatenates; He et al. 2022, "Masked Autoencoders", whose code concatenates on two
@@ -105,10 +102,7 @@ ENTRY = Entry(
     cost="one addition to the input",
     build=lambda shape: Sinusoidal(shape.dim, axes=shape.axes),
     axes="any",
-    does=(
-        'sines and cosines, `"interleaved"`, `"concatenated"` or as in `"tensor2tensor"`; `axes=2` for images, '
-        "`axes=3` for video; `linear_map(offset)` returns the matrix of a shift"
-    ),
+    does="sines and cosines, in one of three layouts, on several `axes`; `linear_map` has the matrix of a shift",
     limits="any position has a vector, but those beyond the training length are new to the model",
     formula=lines(
         r"x_i \leftarrow x_i + P_{p_i}",
@@ -119,11 +113,7 @@ ENTRY = Entry(
         r"\allowbreak \theta_k = \mathrm{base}^{-k/(\mathrm{dim}/2 - 1)}",
     ),
     example=("encoding = posenc.Sinusoidal(768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
-    users="the first Transformer; MAE, on two axes; Whisper, M2M100 and Marian, of which the first two use the layout "
-    "tensor2tensor",
+    users="the first Transformer, MAE on two axes, Whisper, M2M100, Marian",
     url="https://arxiv.org/abs/1706.03762",
-    avoid=(
-        "**Texts longer than in training.** Perplexity rose from 20.05 at 512 tokens to 406 at 15,512 in Press et al. "
-        "2022 (table 2). `RoPE` has the same frequencies, and scores that depend on distance alone."
-    ),
+    avoid="**Texts longer than in training.** `RoPE` has the same frequencies, and scores of distances alone.",
 )

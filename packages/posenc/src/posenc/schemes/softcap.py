@@ -20,8 +20,8 @@ class Softcap(Scheme):
     Formula: cap tanh(s_ij / cap), of the score with all earlier terms of a composition: ``ALiBi(12) + Softcap(50.0)``
     caps the biased score, ``Softcap(50.0) + ALiBi(12)`` adds the bias afterwards.
 
-    It does not encode positions. It is a scheme because its order among the score terms matters. Nothing is learned.
-    Cost: a tanh of every score. Any number of coordinates per token.
+    It does not encode positions.
+    Any number of coordinates per token.
     Source: Gemma 2 (2024), section 2, with cap 50 in attention; the form is that of Bello et al. 2016 (arXiv
     1611.09940), section 4. As in transformers (models/gemma2), it comes after the scale and before the mask.
     """

@@ -33,8 +33,7 @@ class StickBreaking(Scheme):
     Before and between refer to the order of tokens, and masked keys take nothing. Keys after the query have no share,
     with or without a causal mask. Coordinates are ignored.
 
-    Nothing is learned. Cost: a cumulative sum of every row of scores; it needs whole rows, so attention runs in blocks
-    of queries. Shapes: scores (batch, heads, queries, keys). Errors: ValueError for sinks, which need a softmax.
+    Shapes: scores (batch, heads, queries, keys). Errors: ValueError for sinks, which need a softmax.
     Source: Tan et al. 2025, "Stick-breaking Attention" (arXiv 2410.17980), section 2; ``sees_itself`` is
     ``attend_current`` of the authors' kernels, read in a copy.
     """
@@ -85,8 +84,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.StickBreaking(), is_causal=True)",
     url="https://arxiv.org/abs/2410.17980",
-    avoid=(
-        "**Weights of a model with a softmax.** Its weights are another function of the scores. A token attends to "
-        "earlier ones only, and not to itself."
-    ),
+    avoid="**Weights of a model with a softmax.** Its weights are another function of the scores.",
 )

@@ -42,8 +42,6 @@ class STRING(Scheme):
     "circulant": ``circulant`` (axes, d). With ``num_heads``, separately for each *key* head; query heads use those of
     their key head. All are initialized from N(0, 0.02^2), and f with the added frequencies of an axial RoPE of this
     base, each axis on its share of the pairs; the paper does not specify this.
-    Cost: a d x d product with P for every token, which a trained model can fold into its projections; a d x d solve per
-    call for "cayley".
 
     Shapes: coordinates (rows, tokens, axes), real; query and key (batch, heads, tokens, head_dim).
     Source: Schenck et al. 2025, "Learning the RoPEs: Better 2D and 3D Position Encodings with STRING", definition 3.1,
@@ -166,10 +164,7 @@ ENTRY = Entry(
     build=lambda shape: STRING(shape.head_dim, shape.axes),
     axes="any",
     learned="d/2 frequencies per axis and d (d − 1)/2 numbers of a basis",
-    does=(
-        'rotates by learned, commuting generators, so it is exactly relative on any number of axes: `"cayley"` or '
-        '`"circulant"`'
-    ),
+    does='rotates by learned, commuting generators, exactly relative on any axes: `"cayley"`, `"circulant"`',
     limits="rotated q and k are in another basis, which other terms of a composition see",
     formula=(
         r"s_{ij} = \Bigl( e^{\sum_a p_{ia} L_a} q_i \Bigr) "

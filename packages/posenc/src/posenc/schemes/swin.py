@@ -38,9 +38,8 @@ class Swin(Scheme):
     patch, without an error.
 
     Parameters: (2h - 1)(2w - 1) x H, and 3 x H with ``class_token``, from N(0, 0.02^2), as in the authors' code (from
-    memory; transformers initializes to zeros). In the paper every layer has its own.
+    memory; transformers initializes to zeros).
     Shapes: score (batch, num_heads, queries, keys); coordinates (rows, tokens, 2), int64, as `Positions.grid` gives.
-    Cost: one number per head and pair, read from the table; with ``class_token`` as a mask or in blocks.
     Errors: PositionError for a difference outside the window; ValueError for sizes below 1, queries with another number
     of heads, and positions that do not have two axes.
     Source: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", equation 4; the
@@ -133,17 +132,11 @@ ENTRY = Entry(
     build=lambda shape: Swin(shape.grid or (min(shape.max_positions, 64),) * 2, shape.num_heads),
     axes="two",
     learned="(2h − 1)(2w − 1) × heads",
-    does=(
-        "a trainable bias for every difference of two patches; `resized(grid)` for another window, `class_token` for "
-        "that of BEiT"
-    ),
+    does="a trainable bias per difference of two patches; `resized` for another window, `class_token` as in BEiT",
     limits="undefined beyond the window",
     formula=(r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} \allowbreak + B_{h, \, y_i - y_j, \, x_i - x_j}"),
     example="posenc.attention(q, k, v, posenc.Swin((8, 8), 12), query_positions=posenc.Positions.grid(8, 8))",
     users="Swin Transformer, BEiT, Data2Vec for images",
     url="https://arxiv.org/abs/2103.14030",
-    avoid=(
-        "**Images of several sizes.** Its table is of one window; `resized(grid)` interpolates it. `AxialRoPE` has no "
-        "table."
-    ),
+    avoid="**Images of several sizes.** Its table is of one window; `AxialRoPE` has no table.",
 )

@@ -55,7 +55,6 @@ class T5(Scheme):
     Parameters: B x H, initialized uniformly with Glorot's bound, as in the authors' T5X; ports that use N(0, 1/d_model)
     need the width of the model. T5 shares one table between all layers of a stack.
     Shapes: score (batch, num_heads, queries, keys); coordinates (rows, tokens), int64, or (rows, tokens, axes).
-    Cost: one number per head and pair, read from a table of all distances up to the last bucket, on both sides.
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
     section 2.1, and the authors' code for the buckets. Documents: Xu et al. 2021, "LayoutLMv2: Multi-modal Pre-training
     for Visually-rich Document Understanding"; transformers, LayoutLMv3Encoder and RelativePositionBiasBase
@@ -152,10 +151,7 @@ ENTRY = Entry(
     cost="one bias on every score per layer",
     build=lambda shape: T5(shape.num_heads, bidirectional=not shape.causal),
     learned="buckets × heads",
-    does=(
-        "a trainable bias per head and bucket of distances: small ones have their own bucket, larger ones share "
-        "logarithmic buckets; `bidirectional=True` for encoders, `axis` and `axes` for documents"
-    ),
+    does="a trainable bias per head and bucket of distances, of which larger ones share logarithmic buckets",
     limits="all distances from the last bucket on are the same",
     formula=lines(
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + W_{\mathrm{bucket}(p_i - p_j), h}, \qquad "
@@ -170,12 +166,6 @@ ENTRY = Entry(
     users="T5, mT5, Flan-T5; along several axes LayoutLMv2, LayoutLMv3, UDOP",
     url="https://arxiv.org/abs/1910.10683",
     rate=30.0,
-    why_rate=(
-        "a bias changes by about the learning rate per step. T5 was trained with a rate of 0.01 in its first 10,000 "
-        "steps (section 3.1.2, with Adafactor), so a bias can change some sixty times as much as in 600 steps of 0.005"
-    ),
-    avoid=(
-        "**Differences between far distances.** All near `max_distance` and beyond share a bucket, so set it before "
-        "training."
-    ),
+    why_rate="T5 was trained with a rate of 0.01 (section 3.1.2), so a bias can change as much in a short run",
+    avoid="**Differences between far distances.** All near `max_distance` and beyond share a bucket.",
 )

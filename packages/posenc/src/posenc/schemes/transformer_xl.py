@@ -35,8 +35,7 @@ class TransformerXL(Scheme):
         (q_i + w) . e[0 if segment_i = segment_j else 1]
 
     W projects the sinusoid for each head; it is separate from the projection of the keys. The distance is signed, so a
-    bidirectional model distinguishes left from right. Keys before the first query (a memory) just have smaller
-    positions.
+    bidirectional model distinguishes left from right.
 
     Parameters: W H x d x dim, u and v H x d, w H x d, e 2 x H x d; all N(0, 0.02^2). A model whose layers have
     different W may share u, v and w between them, as in the paper: ``share_biases`` sets whether `another` shares them.
@@ -133,10 +132,7 @@ ENTRY = Entry(
     cost="a dim-wide product per score and a head_dim-wide one per key per layer",
     build=lambda shape: TransformerXL(shape.num_heads, shape.head_dim, max(2, shape.dim - shape.dim % 2)),
     learned="dim² + 2 dim; with segments 3 dim more",
-    does=(
-        "four terms: content, content-dependent position, global content and global position; `terms(block)` returns "
-        "each; `segments` for XLNet's fifth, by whether two tokens are of one segment"
-    ),
+    does="four terms, of content and distance, which `terms(block)` returns; with `segments` XLNet's fifth",
     limits="a product as wide as the model for every score",
     formula=lines(
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W S_n + u \cdot k_j + v \cdot W S_n}{\sqrt{d}}, \qquad "
@@ -149,8 +145,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.TransformerXL(12, 64), is_causal=True)",
     users="Transformer-XL; XLNet, with `segments`",
     url="https://arxiv.org/abs/1901.02860",
-    avoid=(
-        "**Cheap attention.** Each score has a product as wide as the model. `Shaw` has one vector for each clipped "
-        "distance."
-    ),
+    avoid="**Cheap attention.** Each score has a product as wide as the model. `Shaw` has a vector per distance.",
 )

@@ -29,9 +29,8 @@ class TUPE(Scheme):
     rest of its column, two numbers per head.
 
     The rotate door concatenates P U_Q to the query and P U_K to the key: both become twice as wide, with the softmax
-    scale 1/sqrt(2 d), so do not pass ``scale=``. The concatenated channels are computed once for all layers of a model.
-    Attention then runs on any backend, and a cache keeps the wide keys. With fewer key heads, each has the mean of P
-    U_K over the query heads that share it (Ainslie et al. 2023); the paper does not cover this case.
+    scale 1/sqrt(2 d), so do not pass ``scale=``. With fewer key heads, each has the mean of P U_K over the query heads
+    that share it (Ainslie et al. 2023); the paper does not cover this case.
 
     TUPE-R, with a bucketed bias, is ``TUPE(...) + T5(num_heads, bidirectional=True)``. With ``untie_cls`` this differs
     from the paper, where the bias is replaced in the row and column of [CLS] too.
@@ -40,7 +39,6 @@ class TUPE(Scheme):
     0.02^2), biases 0, the layer norm's weight 1 and bias 0; theta_1 and theta_2 per head from N(0, 0.02^2), where the
     authors' code uses products of two further rows of P. ``dim`` is H d if None.
     Shapes: query (batch, num_heads, queries, head_dim). Coordinates must be int64 and within 0 .. max_positions - 1.
-    Cost: attention with heads twice as wide; two products of dim x (H d) per token, once for all layers.
     Errors: PositionError for a position outside the table; ValueError for sizes below 1, another number of heads, or
     fractional coordinates.
     Source: Ke, He & Liu 2021, "Rethinking Positional Encoding in Language Pre-training", equations 7 to 10, and the

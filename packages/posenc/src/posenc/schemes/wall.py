@@ -22,24 +22,20 @@ class Wall(Scheme):
         s_ij = scale sum_c q_ic k_jc prod over t = j + 1 .. i of f_tc
              = scale sum_c q_ic k_jc exp(P_ic - P_jc),   P_ic = ln f_1c + ... + ln f_ic
 
-    The score of a distant key goes to 0, not to minus infinity as in `FoX`. With open gates, f = 1, nothing changes.
-    The sum follows the order of the tokens within each document; coordinates are ignored. It is for causal attention:
-    for a key after the query the product would have no bound, and attention without a causal mask raises ValueError.
+    The score of a distant key goes to 0, not to minus infinity as in `FoX`. The sum follows the order of the tokens
+    within each document; coordinates are ignored. It is for causal attention: for a key after the query the product
+    would have no bound, and attention without a causal mask raises ValueError.
 
     Each layer provides the feature ``kept``: it projects its hidden state, with a bias, to ``head_dim`` numbers per
-    query head. posenc's models do; for other models see `posenc.models.ForwardPass.features`, which also continues the
-    sum of a cache. The authors initialize the bias to 8, where gates are nearly open. Their optional gate per head is
-    `FoX`: ``Wall(...) + FoX(...)``.
+    query head. See `posenc.models.ForwardPass.features`. The authors initialize the bias to 8, where gates are nearly
+    open. Their optional gate per head is `FoX`: ``Wall(...) + FoX(...)``.
 
-    How it is computed: exp(P_i) exp(-P_j) would overflow. For keys up to a query a, and queries from a on,
-    exp(P_i - P_a) exp(P_a - P_j) has two factors of at most 1, and scores are a matrix product. Queries are halved,
-    each half with such an a, until 16 and their own keys are left, for which exp is taken pair by pair. P is summed in
-    float64, and differences are computed before rounding. Where the layout of the positions is unknown, and in a
-    compiled graph, all pairs are computed pair by pair, in memory for a number per pair and channel.
+    How it is computed: exp(P_i) exp(-P_j) would overflow. For keys up to a query a, and queries from a on, exp(P_i -
+    P_a) exp(P_a - P_j) has two factors of at most 1, and scores are a matrix product. Queries are halved, each half
+    with such an a, until 16 and their own keys are left, for which exp is taken pair by pair. P is summed in float64,
+    and differences are computed before rounding.
 
     The scheme itself has no parameters. Shapes: kept (batch, num_heads, tokens, head_dim), any number of key heads.
-    Cost: two products of queries and keys; a cache with ``num_heads * head_dim`` float64 numbers more per token, and a
-    decoding step takes an exponential of each.
     Source: Pai et al. 2026, "Wall Attention: Length Generalization With Diagonal Gates" (blog of Tilde Research), and
     the authors' code in flash-linear-attention 0.6: ``layers/wall_attn.py``, ``ops/wall_attn/naive.py``.
     """

@@ -189,8 +189,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.XPos(64), is_causal=True)",
     users="torchscale",
     url="https://arxiv.org/abs/2212.10554",
-    avoid=(
-        "**Keys that must be found far back.** High frequencies fade with distance, so far keys keep only the slow "
-        "ones. In `RoPE` none fades."
-    ),
+    avoid="**Keys that must be found far back.** High frequencies fade with distance. In `RoPE` none fades.",
 )
