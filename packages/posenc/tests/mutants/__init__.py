@@ -8,15 +8,24 @@ law named beside it, one that it broke, or one that it should not have. ``REFUSE
 scheme and what is said of them, for tests/hard/test_named_errors.py.
 """
 
+import __future__
+
+import inspect
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from posenc import Positions, Scheme
+from posenc.backends import choice
+from posenc.backends.call import Backend
+from posenc.backends.native import operator
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Row
 from posenc.lowering.distances import Block
@@ -25,7 +34,7 @@ from posenc.positions.tiles import Visibility
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
 from tests.cases import CASES
-from tests.schemes import test_against_oracles
+from tests.schemes import test_against_oracles, test_life_cycle
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,50 @@ class Mutant:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.owner, self.name, self.wrong)
             yield
+
+
+@dataclass(frozen=True)
+class Line(Mutant):
+    """A function in which ``wrong``, a pair (this, that), has that in the place of this, which is there once."""
+
+    wrong: tuple[str, str]
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        """The bug is in posenc for as long as this is open."""
+        wrong = edited(self.owner, self.name, *self.wrong)
+        with pytest.MonkeyPatch.context() as patch:
+            if isinstance(self.owner, Backend):  # which is frozen
+                among = (replace(b, **{self.name: wrong}) if b is self.owner else b for b in choice.BACKENDS)
+                patch.setattr(choice, "BACKENDS", tuple(among))
+            else:
+                patch.setattr(self.owner, self.name, wrong)
+            operator._tiles.cache_clear()  # those of the check without the bug
+            yield
+        operator._tiles.cache_clear()
+
+
+def edited(owner: Any, name: str, this: str, that: str) -> Any:
+    """The function or property of that name with that in the place of this."""
+    right = inspect.getattr_static(owner, name)
+    function: Any = right.fget if isinstance(right, property) else right
+    source = textwrap.dedent(inspect.getsource(function))
+    if source.count(this) != 1:
+        raise ValueError(f"{name} must have this once, to be mutated, got it {source.count(this)} times: {this}")
+    code = compile(source.replace(this, that), "<mutant>", "exec", __future__.annotations.compiler_flag, True)
+    made: dict[str, Any] = {}
+    exec(code, function.__globals__, made)
+    return made[function.__name__]
+
+
+def lines(check: Callable[[], None], *bugs: tuple[str, object, str, str, str]) -> tuple[Line, ...]:
+    """A `Line` for each bug, its owner and name, and this and that."""
+    return tuple(Line(bug, owner, name, wrong, check) for bug, owner, name, *wrong in bugs)  # type: ignore[arg-type]
+
+
+def undrawn(owner: type, scheme: str, name: str = "reset_parameters") -> Mutant:
+    check = partial(test_life_cycle.check_meta, scheme)
+    return Mutant("does not draw its parameters", owner, name, lambda self: None, check)
 
 
 def oracles(scheme: str) -> Callable[[], None]:

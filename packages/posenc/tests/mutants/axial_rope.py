@@ -3,10 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from posenc import AxialRoPE, Positions
-from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.schemes import axial_rope
 from posenc.schemes.axial_rope import CONVENTIONS
@@ -22,30 +19,25 @@ def conventions(**changes: Any) -> dict[str, Any]:
     return {name: replace(means, **changes) for name, means in CONVENTIONS.items()}
 
 
-def turned(
-    self: AxialRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    """With rows and columns exchanged."""
-    return RIGHT(self, moved(positions, lambda coords: coords.flip(-1)), dtype, context)
-
-
-def backwards(
-    self: AxialRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    """Keys the other way."""
-    rotation = RIGHT(self, positions, dtype, context)
-    return Rotation(rotation.query, rotation.key.inverse())  # type: ignore[attr-defined]
-
-
 MUTANTS = (
-    Mutant("exchanges rows and columns", AxialRoPE, "rotation", turned, COMPARED),
+    Mutant(
+        "exchanges rows and columns",
+        AxialRoPE,
+        "rotation",
+        lambda self, positions, *more: RIGHT(self, moved(positions, lambda coords: coords.flip(-1)), *more),
+        COMPARED,
+    ),
     Mutant("has the rows first", axial_rope, "CONVENTIONS", conventions(columns_first=False), COMPARED),
     Mutant("pairs halves", axial_rope, "CONVENTIONS", conventions(layout="half"), COMPARED),
 )
 
 
 class BackwardAxialRoPE(AxialRoPE):
-    rotation = backwards
+    """Keys the other way."""
+
+    def rotation(self, *given: Any) -> Rotation:
+        made = super().rotation(*given)
+        return Rotation(made.query, made.key.inverse())  # type: ignore[attr-defined]
 
 
 LAWLESS = (Lawless("axial_rope", lambda shape: BackwardAxialRoPE(shape.head_dim, rotary_dim=4), "relative"),)

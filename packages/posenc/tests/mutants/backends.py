@@ -3,24 +3,14 @@
 Each is caught by the comparison of a backend with the reference, for a scheme at some positions, asked in some way.
 """
 
-import __future__
-
 import inspect
-import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import pytest
-
-from posenc.backends import call, choice, chunked, request, sdpa
-from posenc.backends.call import Backend
-from posenc.backends.native import operator
+from posenc.backends import call, chunked, request, sdpa
 from posenc.positions import layout, tiles
 from tests.backends import test_parity, test_turns
-from tests.mutants import Mutant
+from tests.mutants import Line, Mutant
 
 
 def at(
@@ -28,40 +18,6 @@ def at(
 ) -> Callable[[], None]:
     """The comparison of a backend with the reference."""
     return partial(test_parity.check_run, (scheme, place, way, kv_heads, small), backends=(backend,))
-
-
-@dataclass(frozen=True)
-class Line(Mutant):
-    """A function in which ``wrong``, a pair (this, that), has that in the place of this, which is there once."""
-
-    wrong: tuple[str, str]
-
-    @contextmanager
-    def planted(self) -> Iterator[None]:
-        """The bug is in posenc for as long as this is open."""
-        wrong = edited(self.owner, self.name, *self.wrong)
-        with pytest.MonkeyPatch.context() as patch:
-            if isinstance(self.owner, Backend):  # which is frozen
-                among = (replace(b, **{self.name: wrong}) if b is self.owner else b for b in choice.BACKENDS)
-                patch.setattr(choice, "BACKENDS", tuple(among))
-            else:
-                patch.setattr(self.owner, self.name, wrong)
-            operator._tiles.cache_clear()  # those of the check without the bug
-            yield
-        operator._tiles.cache_clear()
-
-
-def edited(owner: Any, name: str, this: str, that: str) -> Any:
-    """The function or property of that name with that in the place of this."""
-    right = inspect.getattr_static(owner, name)
-    function: Any = right.fget if isinstance(right, property) else right
-    source = textwrap.dedent(inspect.getsource(function))
-    if source.count(this) != 1:
-        raise ValueError(f"{name} must have this once, to be mutated, got it {source.count(this)} times: {this}")
-    code = compile(source.replace(this, that), "<mutant>", "exec", __future__.annotations.compiler_flag, True)
-    made: dict[str, Any] = {}
-    exec(code, function.__globals__, made)
-    return made[function.__name__]
 
 
 # --- which pairs there are --------------------------------------------------------------------------------------------

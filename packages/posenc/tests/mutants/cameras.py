@@ -90,5 +90,5 @@ REFUSED = {
             lambda: Cameras(8, rig(3), camera_dim=8, rotary_dim=4),
             "camera_dim and rotary_dim must be multiples of 4 with a sum of at most head_dim = 8, got 8 and 4",
         ),
-    ],
+    ]
 }

@@ -66,12 +66,7 @@ def additions_alone(self: Encoding, door: str) -> None:
 
 
 def first_part_alone(
-    self: Composition,
-    queries: Positions,
-    keys: Positions,
-    dtype: torch.dtype,
-    context: Context,
-    doors: tuple[str, ...],
+    self: Composition, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]
 ) -> Encoding:
     return self.parts[0](queries, keys, dtype=dtype, context=context, doors=doors)
 
@@ -109,13 +104,7 @@ MUTANTS = (
         layout_kept_by_a_shift,
         test_positions.test_what_a_layout_says_is_so,
     ),
-    Mutant(
-        "padding is a span",
-        positions,
-        "read",
-        spans_of_padding,
-        test_layout.test_padding_stands_in_no_span,
-    ),
+    Mutant("padding is a span", positions, "read", spans_of_padding, test_layout.test_padding_stands_in_no_span),
     Mutant(
         "an encoding forgets that it was rotated",
         Encoding,

@@ -1,55 +1,32 @@
 """DeBERTa with other rows of its table, other terms, or another scale."""
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import nn
 
 from posenc import DeBERTa
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, flags, sizes
-from tests.mutants import Mutant, elsewhere, index, oracles
-from tests.mutants.backends import Line
-from tests.schemes import test_life_cycle
-
-
-def scale(number: float) -> property:
-    return property(lambda self: number)
-
+from tests.mutants import Mutant, elsewhere, index, lines, oracles, undrawn
 
 COMPARED = oracles("deberta")
 
 
-def mutant(bug: str, wrong: object, name: str = "_index", check: Callable[[], None] = COMPARED) -> Mutant:
-    return Mutant(bug, DeBERTa, name, wrong, check)
-
-
+BOTH = "self._projected(table, self.key), self._projected(table, self.query)"
+OTHERS = "self._projected(table, self.query), self._projected(table, self.key)"
 MUTANTS = (
-    mutant("divides by the root of head_dim", scale(HEAD_DIM**-0.5), "scale"),
-    mutant("takes distances between indices", elsewhere(DeBERTa, index, index), "score", oracles("deberta")),
-    mutant(
-        "does not draw its projections",
-        lambda self: None,
-        "_reset_projections",
-        partial(test_life_cycle.check_meta, "deberta"),
-    ),
-    Line(
-        "knows content to position alone",
-        DeBERTa,
-        "score",
-        ("of_queries[:, self._index(r)]", "0 * of_queries[:, self._index(r)]"),
+    Mutant("divides by the root of head_dim", DeBERTa, "scale", property(lambda self: HEAD_DIM**-0.5), COMPARED),
+    Mutant("takes distances between indices", DeBERTa, "score", elsewhere(DeBERTa, index, index), COMPARED),
+    undrawn(DeBERTa, "deberta", "_reset_projections"),
+    *lines(
         COMPARED,
-    ),
-    Line(
-        "exchanges the projections",
-        DeBERTa,
-        "score",
         (
-            "self._projected(table, self.key), self._projected(table, self.query)",
-            "self._projected(table, self.query), self._projected(table, self.key)",
+            "knows content to position alone",
+            DeBERTa,
+            "score",
+            "Meeting(lambda r: of_queries",
+            "Meeting(lambda r: 0 * of_queries",
         ),
-        COMPARED,
+        ("exchanges the projections", DeBERTa, "score", BOTH, OTHERS),
     ),
 )
 
@@ -70,10 +47,7 @@ REFUSED: dict[str, list[Row]] = {
     "DeBERTa.of_layer": [
         Row(lambda: OF_MODEL.of_layer("query", LAYER), "query must be a Linear, got 'query'"),
         Row(lambda: OF_MODEL.of_layer(LAYER, None), "key must be a Linear, got None"),
-        Row(
-            lambda: OF_MODEL.of_layer(HALF, LAYER),
-            "query must project 24 channels to 24, got 24 to 12",
-        ),
+        Row(lambda: OF_MODEL.of_layer(HALF, LAYER), "query must project 24 channels to 24, got 24 to 12"),
         Row(lambda: OF_MODEL.of_layer(LAYER, NARROW), "key must project 24 channels to 24, got 8 to 24"),
         Row(lambda: OF_MODEL.of_layer(LAYER, OVER), "key must project 24 channels to 24, got 24 to 16"),
     ],

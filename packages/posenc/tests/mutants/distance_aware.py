@@ -7,46 +7,29 @@ from torch import Tensor
 
 from posenc import DistanceAware
 from posenc.schemes import distance_aware
-from tests.mutants import Lawless, Mutant, elsewhere, index, oracles
+from tests.mutants import Lawless, Mutant, elsewhere, index, lines, oracles
 
 COMPARED = oracles("distance_aware")
 
 
-def rescale(bug: str, wrong: Callable[[Tensor, Tensor], Tensor]) -> Mutant:
-    return Mutant(bug, distance_aware, "rescaled", wrong, COMPARED)
-
-
-def of_distances(
-    f: Callable[[Tensor, Tensor, Tensor], Tensor],
-    far: Callable[[Tensor], Tensor] = torch.abs,
-    of_one_head: bool = False,
-) -> Callable[[DistanceAware, Tensor], Tensor]:
-    """The method as it is, but for one thing. ``f`` takes distances, w and v."""
-
-    def wrong(self: DistanceAware, distance: Tensor) -> Tensor:
-        w, v = (p.to(distance.dtype).view(-1, *[1] * distance.dim()) for p in (self.w, self.v))
-        w, v = (p[:1].expand_as(p) if of_one_head else p for p in (w, v))
-        return f(far(distance), w, v)
-
-    return wrong
-
-
-def factor(bug: str, wrong: object) -> Mutant:
-    return Mutant(bug, DistanceAware, "factor", wrong, COMPARED)
-
-
+HIDDEN = "torch.where(score < 0, -torch.inf, score * factor)"
 MUTANTS = (
-    rescale("hides negative scores", lambda s, f: torch.where(s < 0, -torch.inf, s * f)),
+    *lines(COMPARED, ("hides negative scores", distance_aware, "rescaled", "score.relu() * factor", HIDDEN)),
     Mutant("takes distances between indices", DistanceAware, "score", elsewhere(DistanceAware, index, index), COMPARED),
 )
 
 
+def of_distances(f: Callable[[Tensor], Tensor]) -> Callable[[DistanceAware, Tensor], Tensor]:
+    """The method with another function of w |r|."""
+    return lambda self, r: f(self.w.to(r.dtype).view(-1, *[1] * r.dim()) * r.abs())
+
+
 class UnboundedDistanceAware(DistanceAware):
-    factor = of_distances(lambda r, w, v: 1 + (w * r).abs())
+    factor = of_distances(lambda r: 1 + r.abs())
 
 
 class WavingDistanceAware(DistanceAware):
-    factor = of_distances(lambda r, w, v: 1 + 0.5 * torch.sin(w * r))
+    factor = of_distances(lambda r: 1 + 0.5 * torch.sin(r))
 
 
 LAWLESS = (

@@ -1,40 +1,17 @@
 """ExponentialDecay at other rates."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from posenc import ExponentialDecay, Positions
 from tests.hard.wrong import numbers, sizes
-from tests.mutants import Lawless, Mutant, oracles
+from tests.mutants import Lawless, lines, oracles
 
-
-def geometric(self: ExponentialDecay) -> Tensor:
-    return self.longest ** (torch.arange(1, self.dim + 1, dtype=torch.float64) / self.dim)
-
-
-def table(
-    tau: Callable[[ExponentialDecay], Tensor] = geometric,
-    coords: Callable[[Positions], Tensor] = lambda positions: positions.coords.double(),
-    decay: Callable[[Tensor], Tensor] = lambda age: (-age).exp(),
-) -> Callable[..., Tensor]:
-    """The method as it is, but for one thing."""
-
-    def wrong(self: ExponentialDecay, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
-        return decay(coords(positions)[..., None] / tau(self)).to(dtype)
-
-    return wrong
-
-
-def mutant(bug: str, wrong: object) -> Mutant:
-    return Mutant(bug, ExponentialDecay, "table", wrong, oracles("exponential_decay"))
-
-
-MUTANTS = (
-    mutant("has one rate for all channels", table(lambda self: torch.full((self.dim,), self.longest).double())),
-    mutant("has the slowest channel first", table(lambda self: geometric(self).flip(0))),
-    mutant("takes times for rates", table(lambda self: 1 / geometric(self))),
+MUTANTS = lines(
+    oracles("exponential_decay"),
+    ("has one rate for all channels", ExponentialDecay, "table", "**-powers", "**-powers[-1:].expand(self.dim)"),
+    ("has the slowest channel first", ExponentialDecay, "table", "**-powers", "**-powers.flip(0)"),
+    ("takes times for rates", ExponentialDecay, "table", "**-powers", "**powers"),
 )
 
 
@@ -50,5 +27,5 @@ REFUSED = {
     "ExponentialDecay": [
         *sizes(ExponentialDecay, {"dim": 8}, "dim"),
         *numbers(ExponentialDecay, {"dim": 8}, "longest", 1),
-    ],
+    ]
 }

@@ -1,24 +1,19 @@
 """FIRE of another share, or by another network."""
 
-from collections.abc import Callable
 from functools import partial
 
 from posenc import FIRE
 from posenc.backends.native import operator
 from tests.backends import test_native, test_skipping
 from tests.hard.wrong import Row, numbers, sizes
-from tests.mutants import Mutant, elsewhere, index, oracles
-from tests.mutants.backends import Line
+from tests.mutants import Line, Mutant, elsewhere, index, lines, oracles
 
 COMPARED = oracles("fire")
 
 
-def mutant(bug: str, wrong: object, name: str = "_bias", check: Callable[[], None] = COMPARED) -> Mutant:
-    return Mutant(bug, FIRE, name, wrong, check)
-
-
+SUM = "here + self._threshold(dtype)"
 MUTANTS = (
-    mutant("takes distances between indices", elsewhere(FIRE, index, index), "score"),
+    Mutant("takes distances between indices", FIRE, "score", elsewhere(FIRE, index, index), COMPARED),
     Mutant(
         "the kernel takes a bias for all that fades, beside a broken line",
         operator,
@@ -33,14 +28,11 @@ MUTANTS = (
         ("torch.cat((is_on[None], ", "torch.cat(((breaks[:1, None] >= bends) ^ falls, "),
         partial(test_native.test_a_network_is_a_broken_line_wherever_it_bends, "bends at 0", True),
     ),
-    Line(
-        "adds position and threshold",
-        FIRE,
-        "_bias",
-        ("torch.maximum(here, self._threshold(dtype))", "here + self._threshold(dtype)"),
+    *lines(
         COMPARED,
+        ("adds position and threshold", FIRE, "_bias", "torch.maximum(here, self._threshold(dtype))", SUM),
+        ("has a tangent in its network", FIRE, "_bias", ".relu()", ".tanh()"),
     ),
-    Line("has a tangent in its network", FIRE, "_bias", (".relu()", ".tanh()"), COMPARED),
 )
 
 

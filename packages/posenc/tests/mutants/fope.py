@@ -1,41 +1,16 @@
 """FoPE with other series."""
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from posenc import FoPE, Positions
-from posenc.rotation.phases import frequencies
-from posenc.schemes import fope
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
-from tests.mutants import Mutant, oracles
+from tests.mutants import lines, oracles
 
-RIGHT_PAD = F.pad
-
-COMPARED = oracles("fope")
-
-
-def without_phase(x: Tensor, by: tuple[int, int], value: float) -> Tensor:
-    """The other pairs are lengthened, and not turned."""
-    return RIGHT_PAD(x, by, value=0.0)
-
-
-def one_lower(dim: int, base: float, device: torch.device | None = None) -> Tensor:
-    return frequencies(dim, base, device).roll(-1)
-
-
-def across(x: Tensor) -> Tensor:
-    return x.double().flip(-2) if x.dim() == 4 else x.double()
-
-
-def planted(bug: str, name: str, wrong: object) -> Mutant:
-    return Mutant(bug, fope, name, wrong, COMPARED)
-
-
-MUTANTS = (
-    planted("keeps the low frequencies", "frequencies", one_lower),
-    planted("mixes the frequencies in reverse", "in_double", across),
-    Mutant("multiplies the other pairs by 0", F, "pad", without_phase, COMPARED),
+MUTANTS = lines(
+    oracles("fope"),
+    ("keeps the low frequencies", FoPE, "rotation", "[: mine.size(2)]", ".roll(-1)[: mine.size(2)]"),
+    ("mixes the frequencies in reverse", FoPE, "rotation", "in_double(mine)", "in_double(mine).flip(-2)"),
+    ("multiplies the other pairs by 0", FoPE, "rotation", "value=1.0", "value=0.0"),
 )
 
 
@@ -54,5 +29,5 @@ REFUSED = {
             lambda: OF_FOUR(Positions.arange(3)).rotate(torch.ones(1, 4, 3, 8), torch.ones(1, 2, 3, 8)),
             "the rotation was made for keys of 4 heads, got 2: build it for as many heads as keys have",
         ),
-    ],
+    ]
 }

@@ -99,5 +99,5 @@ REFUSED = {
             )
             for bands in (None, "nerf")
         ),
-    ],
+    ]
 }

@@ -1,64 +1,19 @@
 """GRAPE-A with other rates, or other distances."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from posenc import GRAPEA, Positions
-from posenc.encoding.encoding import Context
-from posenc.rotation.phases import alibi_slopes
-from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, sizes
-from tests.mutants import Mutant, oracles
+from tests.mutants import lines, oracles
 
-COMPARED = oracles("grape_a")
-
-
-def lowered(
-    away: Callable[[Tensor], Tensor] = lambda r: r.clamp(min=0),
-    slopes: Callable[[int], Tensor] = lambda heads: alibi_slopes(heads, torch.float64),
-    positive: Callable[[Tensor], Tensor] = F.softplus,
-    gate: Callable[[Tensor], Tensor] = F.softplus,
-    unit: Callable[[Tensor], Tensor] = lambda u: F.normalize(u, dim=-1),
-    scale: float = HEAD_DIM**-0.5,
-    sides: tuple[str, str] = ("u", "v"),
-) -> Callable[..., Tensor]:
-    """The method as it is, but for one thing."""
-
-    def wrong(
-        self: GRAPEA,
-        context: Context,
-        s: Tensor,
-        visible: Tensor | None,
-        query: Tensor,
-        key: Tensor,
-        x: Positions,
-        y: Positions,
-    ) -> Tensor:
-        keys = key.repeat_interleave(query.size(1) // key.size(1), 1)
-        rate = torch.zeros_like(s)
-        of_key, of_query = (getattr(self, name) for name in sides)
-        if of_key is not None:
-            rate = rate + gate((keys * unit(of_key)[:, None]).sum(-1) * scale)[..., None, :]
-        if of_query is not None:
-            rate = rate + gate((query * unit(of_query)[:, None]).sum(-1) * scale)[..., None]
-        omega = (slopes(self.num_heads) * positive(self.w))[:, None, None]
-        r = (x.coords[:, :, None] - y.coords[:, None]).to(s.dtype)[:, None]
-        return s - away(r) * omega * rate
-
-    return wrong
-
-
-def bug(words: str, **one: object) -> Mutant:
-    return Mutant(words, GRAPEA, "_lowered", lowered(**one), COMPARED)  # type: ignore[arg-type]
-
-
-MUTANTS = (
-    bug("takes later keys for distant ones", away=torch.abs),
-    bug("rewards later keys", away=lambda r: r),
-    bug("has slopes for powers of two alone", slopes=lambda n: 2.0 ** (-8 * torch.arange(1.0, n + 1) / n)),
+SLOPES = "alibi_slopes(self.num_heads, scores.dtype, scores.device)"
+OF_EIGHT = "2.0 ** (-8 * torch.arange(1.0, self.num_heads + 1) / self.num_heads)"
+MUTANTS = lines(
+    oracles("grape_a"),
+    ("takes later keys for distant ones", GRAPEA, "_lowered", ".clamp(min=0)", ".abs()"),
+    ("rewards later keys", GRAPEA, "_lowered", ".clamp(min=0)", ""),
+    ("has slopes for powers of two alone", GRAPEA, "_lowered", SLOPES, OF_EIGHT),
 )
 
 

@@ -10,10 +10,6 @@ from tests.mutants import Mutant, oracles
 from tests.schemes import test_rotary_schemes
 
 
-def without_alpha(self: LeRoPE, device: Any = None, lengths: Any = None) -> Any:
-    return Rotary.frequencies(self, device, lengths)
-
-
 def before_the_scaling(self: LeRoPE, device: Any = None, lengths: Any = None) -> Any:
     """The scaling sees learned frequencies, and YaRN blends others."""
     theta = frequencies(self.rotary_dim, self.base, device) * in_double(self.alpha).exp()
@@ -23,7 +19,7 @@ def before_the_scaling(self: LeRoPE, device: Any = None, lengths: Any = None) ->
 
 COMPARED = oracles("le_rope")
 MUTANTS = (
-    Mutant("ignores alpha", LeRoPE, "frequencies", without_alpha, COMPARED),
+    Mutant("ignores alpha", LeRoPE, "frequencies", Rotary.frequencies, COMPARED),
     Mutant(
         "scales learned frequencies",
         LeRoPE,
@@ -32,6 +28,7 @@ MUTANTS = (
         test_rotary_schemes.check_mistral_large_4,
     ),
 )
+
 
 REFUSED = {
     "LeRoPE": [
@@ -44,5 +41,5 @@ REFUSED = {
             lambda: LeRoPE(8, rotary_dim=6, first_channel=4),
             "rotary_dim must be even and within 2..head_dim - first_channel = 4, got 6",
         ),
-    ],
+    ]
 }

@@ -6,14 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Learned, Positions
-from posenc.positions.tiles import table_index
 from tests.hard.wrong import sizes
-from tests.mutants import Lawless, Mutant, moved, oracles
+from tests.mutants import Lawless, Mutant, lines, moved, oracles, undrawn
 from tests.schemes import test_life_cycle
-
-
-def next_row(self: Learned, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
-    return self.weight[(table_index(positions, "Learned", self.weight.size(0)) + 1) % self.weight.size(0)].to(dtype)
 
 
 def with_a_buffer(self: Learned, max_positions: int, dim: int) -> None:
@@ -24,15 +19,12 @@ def with_a_buffer(self: Learned, max_positions: int, dim: int) -> None:
 
 
 MUTANTS = (
-    Mutant("is off by one", Learned, "table", next_row, oracles("learned")),
-    Mutant("keeps position_ids", Learned, "__init__", with_a_buffer, partial(test_life_cycle.check_state, "learned")),
-    Mutant(
-        "does not draw its parameters",
-        Learned,
-        "reset_parameters",
-        lambda self: None,
-        partial(test_life_cycle.check_meta, "learned"),
+    *lines(
+        oracles("learned"),
+        ("is off by one", Learned, "table", "self.max_positions)]", "self.max_positions).add(1) % self.max_positions]"),
     ),
+    Mutant("keeps position_ids", Learned, "__init__", with_a_buffer, partial(test_life_cycle.check_state, "learned")),
+    undrawn(Learned, "learned"),
 )
 
 
@@ -43,6 +35,4 @@ class ClampedLearned(Learned):
 
 LAWLESS = (Lawless("learned", lambda shape: ClampedLearned(shape.max_positions, shape.dim), "length_free"),)
 
-REFUSED = {
-    "Learned": sizes(Learned, {"max_positions": 9, "dim": 8}, "max_positions", "dim"),
-}
+REFUSED = {"Learned": sizes(Learned, {"max_positions": 9, "dim": 8}, "max_positions", "dim")}

@@ -1,46 +1,17 @@
 """LieRE with other generators, or an exponential that is none."""
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 from posenc import LieRE, Positions
-from posenc.encoding.encoding import Context
-from posenc.encoding.rotation import Rotation
-from posenc.schemes.lie_re import BlockRotation
 from tests.hard.wrong import Row, numbers, sizes
-from tests.mutants import Mutant, moved, oracles
+from tests.mutants import lines, oracles
 
-RIGHT = LieRE.rotation
-COMPARED = oracles("lie_re")
-
-
-def changed(
-    coords: Callable[[Tensor], Tensor] = lambda coords: coords,
-    query: Callable[[Tensor], Tensor] = lambda matrices: matrices,
-    key: Callable[[Tensor], Tensor] = lambda matrices: matrices,
-) -> Callable[..., Rotation]:
-    """The method as it is, but for one thing."""
-
-    def wrong(
-        self: LieRE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
-        made = RIGHT(self, moved(positions, coords), dtype, context).query
-        assert isinstance(made, BlockRotation)
-        return Rotation(*(BlockRotation(change(made.matrices), made.head_dim) for change in (query, key)))
-
-    return wrong
-
-
-def turned_back(matrices: Tensor) -> Tensor:
-    return matrices.mT
-
-
-MUTANTS = (
-    Mutant("exchanges the axes", LieRE, "rotation", changed(coords=lambda c: c.flip(-1)), COMPARED),
-    Mutant("turns the other way", LieRE, "rotation", changed(query=turned_back, key=turned_back), COMPARED),
-    Mutant("turns keys the other way", LieRE, "rotation", changed(key=turned_back), COMPARED),
+BACK = "return Rotation(BlockRotation(turn.matrices.mT, turn.head_dim), "
+MUTANTS = lines(
+    oracles("lie_re"),
+    ("exchanges the axes", LieRE, "rotation", "in_double(coords)", "in_double(coords.flip(-1))"),
+    ("turns the other way", LieRE, "rotation", "upper - upper.mT", "upper.mT - upper"),
+    ("turns queries the other way", LieRE, "rotation", "return Rotation(turn, ", BACK),
 )
 
 
@@ -67,5 +38,5 @@ REFUSED = {
             "the rotation was made for (batch, heads, tokens) (1, 4, 3), got (1, 2, 3, 8): build it for as many heads "
             "as keys have",
         ),
-    ],
+    ]
 }

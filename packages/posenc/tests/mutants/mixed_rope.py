@@ -1,33 +1,22 @@
 """MixedRoPE with its frequencies elsewhere."""
 
 import torch
-from torch import Tensor
 
 from posenc import MixedRoPE, Positions
 from posenc.encoding.encoding import Context
-from posenc.encoding.rotation import Rotation
-from posenc.schemes import mixed_rope
 from tests.hard.wrong import Row, numbers, sizes
-from tests.mutants import Mutant, moved, oracles
+from tests.mutants import lines, oracles
 
-RIGHT = MixedRoPE.rotation
-COMPARED = oracles("mixed_rope")
-
-
-def rows_first(
-    self: MixedRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    return RIGHT(self, moved(positions, lambda coords: coords.flip(-1)), dtype, context)
-
-
-def of_the_first_head(x: Tensor) -> Tensor:
-    x = x.double()
-    return x[:, :1].expand_as(x) if x.size(0) == 2 and x.dim() == 3 and x.requires_grad else x
-
-
-MUTANTS = (
-    Mutant("has the rows first", MixedRoPE, "rotation", rows_first, COMPARED),
-    Mutant("has one set of frequencies for all heads", mixed_rope, "in_double", of_the_first_head, COMPARED),
+MUTANTS = lines(
+    oracles("mixed_rope"),
+    ("has the rows first", MixedRoPE, "rotation", "y, x = ", "x, y = "),
+    (
+        "has the frequencies of one head",
+        MixedRoPE,
+        "rotation",
+        "in_double(mine)",
+        "in_double(mine)[:, :1].expand_as(mine)",
+    ),
 )
 
 

@@ -1,26 +1,18 @@
 """MLA's rotation of other channels, other pairs, or without its scale."""
 
-import math
-
 from posenc import MLA
 from tests.hard.wrong import Row, each, numbers, sizes
-from tests.mutants import Mutant, oracles
+from tests.mutants import Mutant, lines, oracles
 from tests.schemes import test_rotary_schemes
 
-
-def of_a_head(self: MLA) -> float:
-    return 1 / math.sqrt(self.head_dim)
-
-
-def of_a_slice(self: MLA) -> float:
-    return 1 / math.sqrt(self.rope_dim)
-
-
-COMPARED = oracles("mla")
 MUTANTS = (
-    Mutant("scales by the slice", MLA, "scale", property(of_a_slice), COMPARED),
-    Mutant("forgets YaRN's mscale", MLA, "scale", property(of_a_head), test_rotary_schemes.test_mla_has_yarns_scale),
+    Mutant("scales by the slice", MLA, "scale", property(lambda self: self.rope_dim**-0.5), oracles("mla")),
+    *lines(
+        test_rotary_schemes.test_mla_has_yarns_scale,
+        ("forgets YaRN's mscale", MLA, "scale", "if isinstance(self.scaling, YaRN)", "if False"),
+    ),
 )
+
 
 REFUSED = {
     "MLA": [
@@ -30,5 +22,5 @@ REFUSED = {
         *each(MLA, {"head_dim": 8, "rope_dim": 4}, "scaling", [(4.0, "4.0")], "a scaling such as …"),
         Row(lambda: MLA(8), "rope_dim must be even and within 2..head_dim = 8, got 64"),
         Row(lambda: MLA(8, 3), "rope_dim must be even and within 2..head_dim = 8, got 3"),
-    ],
+    ]
 }

@@ -1,8 +1,7 @@
 """QueryScale that counts otherwise, or scales something else."""
 
-from collections.abc import Callable
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from posenc import Positions, QueryScale
@@ -16,21 +15,14 @@ COMPARED = oracles("query_scale")
 RIGHT, LEARNED, TURN = QueryScale._factor, QueryScale._learned, QueryScale.rotation
 
 
-def turned(where: Callable[[Positions], Positions], both: bool = False) -> Callable[..., Rotation]:
-    """At other places, or of keys as well."""
-
-    def rotation(
-        self: QueryScale, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
-        right = TURN(self, where(positions), dtype, context)
-        return Rotation(right.query, right.query) if both else right
-
-    return rotation
+def of_both(self: QueryScale, *given: Any) -> Rotation:
+    made = TURN(self, *given)
+    return Rotation(made.query, made.query)
 
 
 MUTANTS = (
     Mutant("divides", QueryScale, "_factor", lambda self, n: 1 / RIGHT(self, n), COMPARED),
-    Mutant("scales keys too", QueryScale, "rotation", turned(lambda p: p, both=True), COMPARED),
+    Mutant("scales keys too", QueryScale, "rotation", of_both, COMPARED),
 )
 
 

@@ -10,8 +10,7 @@ from posenc.backends import bands
 from posenc.backends.call import Call
 from tests.backends import test_parity
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
-from tests.mutants import Mutant, oracles
-from tests.mutants.backends import Line
+from tests.mutants import Mutant, lines, oracles
 
 RIGHT_WINDOW, RIGHT_MASK = bands._by_order, bands._by_mask
 
@@ -32,14 +31,17 @@ def parity(place: str, way: str) -> Callable[[], Any]:
 MUTANTS = (
     Mutant("computes the edge of a band twice", bands, "_by_order", one_further, parity("text", "causal")),
     Mutant("forgets the mask where it needs one", bands, "_by_mask", mask_of_its_own, parity("permuted", "a mask")),
-    Line(
-        "begins the far band two places late",
-        ReRoPE,
-        "rotation",
-        ("far = Band(w, self.turned_to(p.new_full", "far = Band(w + 2, self.turned_to(p.new_full"),
+    *lines(
         oracles("re_rope"),
+        (
+            "begins the far band two places late",
+            ReRoPE,
+            "rotation",
+            "(w, self.turned_to(p.new",
+            "(w + 2, self.turned_to(p.new",
+        ),
+        ("leaks from 0 on", ReRoPE, "rotation", "(1 - leak) * w", "w"),
     ),
-    Line("leaks from 0 on", ReRoPE, "rotation", ("(1 - leak) * w", "w"), oracles("re_rope")),
 )
 
 
@@ -53,5 +55,5 @@ REFUSED = {
         Row(lambda: ReRoPE(8, leak=1), "leak must be within [0, 1), got 1"),
         Row(lambda: ReRoPE(8, leak="much"), "leak must be a finite number, got 'much'"),
         Row(lambda: ReRoPE(8)(Positions.grid(2, 2)), "ReRoPE takes one coordinate per token, got positions of 2 axes"),
-    ],
+    ]
 }

@@ -1,6 +1,5 @@
 """RoPE with other angles, other pairs, or too little precision."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,36 +10,12 @@ from torch import Tensor
 from posenc import Positions, RoPE, rotary
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
-from posenc.rotation.phases import PairLayout, PairRotation, _Turn, frequencies, phases
-from tests.mutants import Lawless, Mutant, oracles
+from posenc.rotary import Rotary
+from posenc.rotation.phases import PairLayout, PairRotation, _Turn
+from tests.mutants import Lawless, Mutant, lines, oracles
 from tests.schemes import test_against_oracles, test_precision, test_rope
 
 RIGHT = RoPE.rotation
-
-
-def by_axis(positions: Positions) -> Tensor:
-    return positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
-
-
-def rotation(
-    theta: Callable[[RoPE], Tensor] = lambda self: frequencies(self.rotary_dim // self.axes, self.base),
-    coords: Callable[[Positions], Tensor] = by_axis,
-    join: Callable[[list[Tensor]], Tensor] = lambda angles: torch.cat(angles, -1),
-    layout: dict[str, str] | None = None,
-    sense: tuple[int, int] = (1, 1),
-) -> Callable[..., Rotation]:
-    """The method as it is, but for one thing."""
-
-    def wrong(
-        self: RoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
-        angle = join([phases(axis, theta(self)) for axis in coords(positions).unbind(-1)])[:, None]
-        pairs = self.layout if layout is None else layout[self.layout]
-        cos, sin = angle.cos().to(dtype), angle.sin().to(dtype)
-        query, key = (PairRotation(cos if s else cos * 0 + 1, s * sin, pairs, self.head_dim) for s in sense)
-        return Rotation(query, key)
-
-    return wrong
 
 
 def forwards(
@@ -89,7 +64,7 @@ ROUNDED_ONCE = partial(
     test_precision.test_rope_turns_any_query_to_its_own_precision, "built", "interleaved", torch.bfloat16
 )
 MUTANTS = (
-    Mutant("holds positions in bfloat16", RoPE, "rotation", rotation(coords=lambda p: by_axis(p).bfloat16()), PRECISE),
+    *lines(PRECISE, ("holds positions in bfloat16", Rotary, "_rotation", "phases(axis, ", "phases(axis.bfloat16(), ")),
     Mutant("computes phases in single precision", rotary, "phases", single_precision, PRECISE),
     Mutant("turns in the precision of the query", PairRotation, "__call__", in_half_precision, ROUNDED_ONCE),
     Mutant("turns the gradient forwards", _Turn, "backward", turned_forwards, GRADIENT),
@@ -101,7 +76,9 @@ MUTANTS = (
 class OneSpeedRoPE(RoPE):
     """Every pair turns at the same speed."""
 
-    rotation = rotation(lambda self: frequencies(self.rotary_dim, self.base)[:1].expand(self.rotary_dim // 2))
+    def frequencies(self, *given: Any) -> Any:
+        theta, factor = super().frequencies(*given)
+        return theta[:, :1].expand_as(theta), factor
 
 
 LAWLESS = (Lawless("rope", lambda shape: OneSpeedRoPE(shape.head_dim), "decaying_bound"),)

@@ -1,35 +1,31 @@
 """RoPE3D with other shares or frequencies."""
 
-import torch
-from torch import Tensor
-
 from posenc import Positions, RoPE3D
-from posenc.encoding.encoding import Context
-from posenc.encoding.rotation import Rotation
-from posenc.rotation.phases import frequencies
-from posenc.schemes import rope_3d
-from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
-from tests.mutants import Mutant, moved, oracles
+from tests.mutants import Mutant, lines, moved, oracles
 
 RIGHT = RoPE3D.rotation
 
-COMPARED = oracles("rope_3d")
 
-
-def last_first(
-    self: RoPE3D, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    return RIGHT(self, moved(positions, lambda coords: coords.flip(-1)), dtype, context)
-
-
-def over_the_head(dim: int, base: float, device: torch.device | None = None) -> Tensor:
-    return frequencies(HEAD_DIM, base, device)[: dim // 2]
-
-
+SHARE = "frequencies(share, self.base, device)"
 MUTANTS = (
-    Mutant("has the columns first", RoPE3D, "rotation", last_first, COMPARED),
-    Mutant("takes its frequencies over the head, not the share", rope_3d, "frequencies", over_the_head, COMPARED),
+    Mutant(
+        "has the columns first",
+        RoPE3D,
+        "rotation",
+        lambda self, positions, *more: RIGHT(self, moved(positions, lambda coords: coords.flip(-1)), *more),
+        oracles("rope_3d"),
+    ),
+    *lines(
+        oracles("rope_3d"),
+        (
+            "takes its frequencies over the head",
+            RoPE3D,
+            "frequencies",
+            SHARE,
+            SHARE.replace("share", "24") + "[: share // 2]",
+        ),
+    ),
 )
 
 
@@ -51,5 +47,5 @@ REFUSED = {
             "RoPE3D takes 3 coordinates per token, got positions of 2 axes: make them with Positions.grid(height, "
             "width, frames=frames)",
         ),
-    ],
+    ]
 }

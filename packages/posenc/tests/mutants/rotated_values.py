@@ -36,5 +36,5 @@ REFUSED = {
         *each(RotatedValues, GOOD, "scaling", [(4.0, "4.0")], "a scaling such as …"),
         Row(lambda: RotatedValues(8), "rotary_dim must be even and within 2..head_dim = 8, got 64"),
         Row(lambda: RotatedValues(8, 3), "rotary_dim must be even and within 2..head_dim = 8, got 3"),
-    ],
+    ]
 }

@@ -130,10 +130,7 @@ GIVEN: tuple[tuple[Any, str], ...] = (
         {**OF_YARN, "mscale": 1.0},
         "scaling['mscale'] is only read if both mscale and mscale_all_dim are above 0, got 1.0",
     ),
-    (
-        {**OF_YARN, "factor": None},
-        "scaling['factor'] must be a finite number above 0, got None",
-    ),
+    ({**OF_YARN, "factor": None}, "scaling['factor'] must be a finite number above 0, got None"),
     (
         {**OF_YARN, "partial_rotary_factor": "half"},
         "scaling['partial_rotary_factor'] must be a finite number above 0, got 'half'",

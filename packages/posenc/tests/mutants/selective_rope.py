@@ -48,5 +48,5 @@ REFUSED = {
             "the feature that the rotation reads must be (batch, key heads, tokens, 4), got torch.float32 (1, 4, 3)",
         ),
         Row(lambda: OF_FOUR.cos_sin(), "cos_sin needs one rotation of channel pairs for all heads, got …"),
-    ],
+    ]
 }

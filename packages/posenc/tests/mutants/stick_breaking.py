@@ -5,8 +5,7 @@ from posenc.backends import attention
 from posenc.encoding.context import following
 from posenc.schemes import stick_breaking
 from tests.hard.wrong import flags
-from tests.mutants import Mutant, oracles
-from tests.mutants.backends import Line
+from tests.mutants import Mutant, lines, oracles
 
 COMPARED = oracles("stick_breaking")
 
@@ -20,9 +19,10 @@ MUTANTS = (
         lambda x, keys, itself: following(x, keys, itself=True),
         COMPARED,
     ),
-    Line("loses the share", StickBreaking, "_shared", ("F.logsigmoid(scores)", "0 * scores"), COMPARED),
-    Line(
-        "leaves what was taken", StickBreaking, "_shared", ("F.logsigmoid(-scores)", "F.logsigmoid(scores)"), COMPARED
+    *lines(
+        COMPARED,
+        ("loses the share", StickBreaking, "_shared", "F.logsigmoid(scores)", "0 * scores"),
+        ("leaves what was taken", StickBreaking, "_shared", "F.logsigmoid(-scores)", "F.logsigmoid(scores)"),
     ),
 )
 

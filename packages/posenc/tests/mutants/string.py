@@ -1,41 +1,17 @@
 """STRING whose basis is not orthogonal, or whose generators are others."""
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from posenc import STRING, Positions
-from posenc.encoding.encoding import Context
-from posenc.encoding.rotation import Rotation
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
-from tests.mutants import Mutant, oracles
+from tests.mutants import lines, oracles
 
-RIGHT, BASIS, THETA = STRING.rotation, STRING._basis, STRING._theta
-COMPARED = oracles("string")
-
-
-def basis(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda self, context: change(BASIS(self, context))
-
-
-def theta(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda self, context: change(THETA(self, context))
-
-
-def backwards(
-    self: STRING, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    rotation = RIGHT(self, positions, dtype, context)
-    key: Any = rotation.key
-    return Rotation(rotation.query, type(key)(key.basis, key.turn.inverse()))
-
-
-MUTANTS = (
-    Mutant("turns by the negative angle", STRING, "_theta", theta(torch.neg), COMPARED),
-    Mutant("has the basis transposed", STRING, "_basis", basis(lambda p: p.mT), COMPARED),
-    Mutant("turns keys the other way", STRING, "rotation", backwards, COMPARED),
+BACK = "return Rotation(InBasis(of_both.basis, turn.inverse()), "
+MUTANTS = lines(
+    oracles("string"),
+    ("turns by the negative angle", STRING, "rotation", "angle = (in_double", "angle = -(in_double"),
+    ("has the basis transposed", STRING, "rotation", "basis.to(dtype=dtype", "basis.mT.to(dtype=dtype"),
+    ("turns queries the other way", STRING, "rotation", "return Rotation(of_both, ", BACK),
 )
 
 
@@ -61,5 +37,5 @@ REFUSED = {
             "the rotation was made for (batch, heads, tokens) (1, 4, 3), got (1, 2, 3, 8): build it for as many heads "
             "as keys have",
         ),
-    ],
+    ]
 }

@@ -1,16 +1,11 @@
 """Swin that reads another number of its table."""
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from posenc import Swin
 from tests.hard.wrong import Row, flags, sizes
-from tests.mutants import Mutant, elsewhere, index, oracles
-from tests.mutants.backends import Line
-from tests.schemes import test_life_cycle
+from tests.mutants import Mutant, elsewhere, index, lines, oracles, undrawn
 
 OF_PAIRS = Swin._of_pairs
 
@@ -23,30 +18,14 @@ def of_a_patch(self: Swin, x: Tensor, y: Tensor) -> tuple[Tensor]:
 COMPARED = oracles("swin")
 
 
-def mutant(bug: str, wrong: object, name: str = "_bias", check: Callable[[], None] = COMPARED) -> Mutant:
-    return Mutant(bug, Swin, name, wrong, check)
-
-
 MUTANTS = (
-    mutant(
-        "counts patches and reads no coordinates", elsewhere(Swin, lambda x: raster(x), lambda y: raster(y)), "score"
-    ),
-    mutant("has no bias of its own for a class token", of_a_patch, "_of_pairs"),
-    mutant(
-        "does not draw its table",
-        lambda self: None,
-        "reset_parameters",
-        partial(test_life_cycle.check_meta, "swin"),
-    ),
-    Line(
-        "takes its rows for as wide as the grid is high",
-        Swin,
-        "_index",
-        ("(2 * width - 1)", "(2 * height - 1)"),
+    Mutant("counts patches", Swin, "score", elsewhere(Swin, lambda x: raster(x), lambda y: raster(y)), COMPARED),
+    Mutant("has no bias of its own for a class token", Swin, "_of_pairs", of_a_patch, COMPARED),
+    undrawn(Swin, "swin"),
+    *lines(
         COMPARED,
-    ),
-    Line(
-        "takes columns the other way", Swin, "_index", ("(width - 1 - r[..., 1])", "(width - 1 + r[..., 1])"), COMPARED
+        ("takes its rows for as wide as the grid is high", Swin, "_index", "(2 * width - 1)", "(2 * height - 1)"),
+        ("takes columns the other way", Swin, "_index", "(width - 1 - r[..., 1])", "(width - 1 + r[..., 1])"),
     ),
 )
 

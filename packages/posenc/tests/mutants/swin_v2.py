@@ -1,34 +1,23 @@
 """SwinV2 with other differences, another network, or no cosine."""
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 
 from posenc import SwinV2
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import Row, sizes
-from tests.mutants import Mutant, oracles
-from tests.mutants.backends import Line
-from tests.schemes import test_life_cycle
+from tests.mutants import Mutant, lines, oracles, undrawn
 
 COMPARED = oracles("swin_v2")
 
 
-def mutant(bug: str, wrong: object, name: str = "_table", check: Callable[[], None] = COMPARED) -> Mutant:
-    return Mutant(bug, SwinV2, name, wrong, check)
-
-
 MUTANTS = (
-    mutant("divides the cosine by the root of head_dim", property(lambda self: HEAD_DIM**-0.5), "scale"),
-    mutant(
-        "does not draw its parameters",
-        lambda self: None,
-        "reset_parameters",
-        partial(test_life_cycle.check_meta, "swin_v2"),
+    Mutant("divides the cosine", SwinV2, "scale", property(lambda self: HEAD_DIM**-0.5), COMPARED),
+    undrawn(SwinV2, "swin_v2"),
+    *lines(
+        COMPARED,
+        ("has the wrong root in its differences", SwinV2, "_table", ".log2() / 3", ".log2() / 4"),
+        ("is not bounded by 16", SwinV2, "_table", "return 16 * ", "return 8 * "),
     ),
-    Line("has the wrong root in its differences", SwinV2, "_table", (".log2() / 3", ".log2() / 4"), COMPARED),
-    Line("is not bounded by 16", SwinV2, "_table", ("return 16 * ", "return 8 * "), COMPARED),
 )
 
 

@@ -38,5 +38,5 @@ REFUSED = {
             ),
             "Wall was made for head_dim 8, got queries of head_dim 6",
         ),
-    ],
+    ]
 }
