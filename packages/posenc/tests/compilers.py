@@ -7,8 +7,6 @@ library is wrong. What is not installed, or what this processor cannot run, is n
 `--quick` is what CI has time for.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import os

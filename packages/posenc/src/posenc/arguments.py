@@ -1,7 +1,5 @@
 """Argument checks. Each raises a ValueError that names the argument, what was expected and what was passed."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

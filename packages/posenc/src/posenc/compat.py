@@ -1,7 +1,5 @@
 """All uses of private APIs of torch, and what its versions from 2.9 to 2.13 do differently."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -1,7 +1,5 @@
 """`Schedule`: the scheme and window of each layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

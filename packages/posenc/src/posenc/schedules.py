@@ -17,8 +17,6 @@ Sources: transformers' modeling and configuration files of each model, which the
 published checkpoints are from copies of their configurations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

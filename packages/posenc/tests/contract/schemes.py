@@ -4,8 +4,6 @@ They are here to try the contract, not to be used: parameters are of order 1 and
 checked, and the formulas stand in `oracles.py`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Calls of attention whose tokens are divided among processes, each compared with the same call on all tokens."""
 
-from __future__ import annotations
-
 import traceback
 import zlib
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What processes do that compile models: outputs and gradients are those of the model as it is, on one process."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext

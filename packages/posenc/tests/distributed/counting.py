@@ -1,7 +1,5 @@
 """What processes send, counted at the calls of torch.distributed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Decoding against a cache that processes hold together: the same as against one that a process holds alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What processes send where heads see no further than a horizon, counted, and what they compute, against all tokens."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

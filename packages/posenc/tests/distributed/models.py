@@ -1,7 +1,5 @@
 """What processes do that hold the tokens of one text among them: whole models, bytes sent, leaks, errors."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What processes do that hold the tokens of a text for a model of transformers: the same as for the whole text."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Checkpoints of models that one number of processes saves and another loads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models whose parameters are divided among processes, each compared with the same model on one."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Configurations of tiny models, of sizes that are no powers of two."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SIZES = {"vocab_size": 64, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1}

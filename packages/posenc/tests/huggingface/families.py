@@ -5,8 +5,6 @@
 writes the figures into families.json, beside this file, and the table of families into docs/huggingface.md.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path

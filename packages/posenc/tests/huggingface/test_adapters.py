@@ -4,8 +4,6 @@ The proof is that of test_attention: no further from the truth than 2.5 times th
 the same function in double precision.
 """
 
-from __future__ import annotations
-
 import copy
 from itertools import cycle
 from typing import Any

@@ -7,8 +7,6 @@ Bounds: two ways of computing the same in the same precision round equally often
 the size of the other's; twice as much, and half of eager's own for the luck of the draw, is room enough.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """What is read of a configuration is what the model's own code does, layer by layer; misreadings are seen."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Every key about positions is read and changes what is said, or is an error that names it."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

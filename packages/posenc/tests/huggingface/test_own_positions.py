@@ -1,8 +1,6 @@
 """Learned tables and T5's bias are taken out by name: as a scheme they change nothing, and a model without them is one
 whose table is zero. Whatever was read of a configuration, put back into the model, changes nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """patch(): what is put into a model does what it says, from a cache too, and is taken out again bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import math
 from itertools import cycle

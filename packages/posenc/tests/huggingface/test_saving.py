@@ -1,7 +1,5 @@
 """A patched model is saved, loaded, copied and pickled, and never runs without the positions that it was given."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

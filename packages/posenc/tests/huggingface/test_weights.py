@@ -1,7 +1,5 @@
 """Weights converted to the other layout give the same scores; tables are resized to what is said, and only that."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model within PEFT's wrappers, on meta, or offloaded by accelerate: what trains, is saved, loaded and refused."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from pathlib import Path

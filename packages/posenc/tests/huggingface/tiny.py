@@ -1,7 +1,5 @@
 """Tiny random models of transformers, and what their own code does with positions, layer by layer."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Iterator

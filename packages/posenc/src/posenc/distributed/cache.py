@@ -1,7 +1,5 @@
 """`ShardedCache`: a KV cache whose tokens are divided among processes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace

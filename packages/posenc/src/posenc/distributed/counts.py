@@ -3,8 +3,6 @@
 The counts are those of the code of this room, and tests compare them with the bytes that real processes send.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args

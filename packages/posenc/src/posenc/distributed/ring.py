@@ -1,8 +1,6 @@
 """Attention to the keys of other processes, block by block: a block travels while the one before it is computed. Where
 a bias decays, a head sees no further than its horizon."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, nullcontext

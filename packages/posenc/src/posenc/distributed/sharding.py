@@ -1,8 +1,6 @@
 """`Sharding`: how the tokens of a batch are divided among processes, which keys each one needs of the others, and
 collectives with gradients along tokens, of which processes hold unequal numbers."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tensor parallelism: the heads and the hidden units of posenc's models are divided among processes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, TypeVar
 

@@ -7,8 +7,6 @@ Families in `ADAPTERS` have positions that are a scheme, which another scheme ca
 positions from each layer's own weights: every call makes the scheme anew from what the layer is given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

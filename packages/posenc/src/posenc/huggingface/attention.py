@@ -4,8 +4,6 @@ A model of transformers asks for a mask once per forward pass (`posenc.huggingfa
 attention of every layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

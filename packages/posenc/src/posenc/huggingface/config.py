@@ -1,7 +1,5 @@
 """Reads the positional encoding of a model from its configuration."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings

@@ -1,7 +1,5 @@
 """Finds the positions of a layer's tokens, and binds the scheme of a patched layer to them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar

@@ -1,7 +1,5 @@
 """Replaces a model's own positions by a scheme or schedule, and a layer's own attention by posenc's."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Variants of the catalog's schemes in single models of transformers."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

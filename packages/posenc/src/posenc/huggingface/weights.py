@@ -1,7 +1,5 @@
 """Converts weights: pairs of channels to the other layout, and learned tables to other sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch

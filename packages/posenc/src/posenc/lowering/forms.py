@@ -1,7 +1,5 @@
 """Executable forms of pieces: dense on a block, as functions of a single score, and folded into query and key."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

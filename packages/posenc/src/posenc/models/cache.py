@@ -1,7 +1,5 @@
 """`KVCache`: the keys and values of the tokens that a model has read."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A pre-norm decoder and encoder with grouped-query attention, and a small vision Transformer, that take any scheme."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 

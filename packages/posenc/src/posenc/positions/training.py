@@ -8,8 +8,6 @@ one text: use ``positions.expand(batch)`` for separate numbers per row. With ``t
 >>> positions = randomized(Positions.arange(5).expand(2), generator, length=2048)  # then scheme(positions)
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

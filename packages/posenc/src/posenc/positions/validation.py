@@ -1,7 +1,5 @@
 """Validates the arguments of `Positions` and its constructors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from numbers import Integral

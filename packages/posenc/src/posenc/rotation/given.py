@@ -1,7 +1,5 @@
 """Reads a scaling from transformers' dictionary (``rope_parameters``, formerly ``rope_scaling``) or name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 

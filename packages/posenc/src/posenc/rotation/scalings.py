@@ -21,8 +21,6 @@ position. Nothing is learned. Two scalings with the same arguments are equal.
 Errors: ValueError for a factor below 1 (a scale of 0.25 in other code is the factor 4 here), and as each class states.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Absolute in attention: multiplies the query with a learned vector per key position in every layer."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """ALiBi: subtracts a multiple of the distance from the score."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Axial RoPE: rotates half of the channels by the row of a patch and half by its column, in several conventions."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Literal

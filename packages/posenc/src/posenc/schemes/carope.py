@@ -1,7 +1,5 @@
 """CARoPE: RoPE whose frequency each layer projects from the token."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The catalog of schemes: the ``ENTRY`` of every file in this package, and its ``VARIANTS``."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from functools import reduce

@@ -1,7 +1,5 @@
 """CoPE: positions are counts of tokens, gated by the query."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """DA-Transformer: multiplies scores by a learned sigmoid of the distance."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Dual chunk attention: rotation by the position within a chunk, so that no distance exceeds the chunk size."""
 
-from __future__ import annotations
-
 import torch
 
 from posenc.arguments import whole

@@ -1,7 +1,5 @@
 """Exponential decay: adds vectors whose channels decay with the position to the input."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

@@ -1,7 +1,5 @@
 """FIRE: a bias from a small MLP of the distance, normalized by the query's position."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn

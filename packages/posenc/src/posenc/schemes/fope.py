@@ -1,7 +1,5 @@
 """FoPE: RoPE whose cosines and sines are Fourier series, without frequencies too low for the training length."""
 
-from __future__ import annotations
-
 import math
 
 import torch

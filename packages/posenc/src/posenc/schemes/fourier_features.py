@@ -1,7 +1,5 @@
 """Fourier features: sines and cosines along random or learned directions, or in bands along each axis."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

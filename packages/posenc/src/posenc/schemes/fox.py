@@ -1,7 +1,5 @@
 """FoX: attention with forget gates that each layer projects from its hidden state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from posenc.arguments import whole

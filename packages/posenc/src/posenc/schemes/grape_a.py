@@ -1,7 +1,5 @@
 """GRAPE-A: ALiBi whose slopes are gated by queries, keys or both."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Literal

@@ -1,7 +1,5 @@
 """Inkling: a bias by distance that each query mixes from learned profiles."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 

@@ -1,7 +1,5 @@
 """KERPLE: subtracts a learned logarithm or power of the distance from the score."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

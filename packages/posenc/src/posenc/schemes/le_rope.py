@@ -1,7 +1,5 @@
 """LeRoPE: RoPE with a learned factor for each frequency."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Learned: adds a trainable vector per position to the input."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn

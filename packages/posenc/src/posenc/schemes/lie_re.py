@@ -1,7 +1,5 @@
 """LieRE: rotates q and k by the exponential of a learned skew-symmetric matrix, linear in the coordinates."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

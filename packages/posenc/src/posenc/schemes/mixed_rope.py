@@ -1,7 +1,5 @@
 """Mixed RoPE: rotates every pair by both coordinates of a patch, at learned frequencies of each head."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """MLA: rotates the last channels of queries and keys, where all heads share one key slice."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

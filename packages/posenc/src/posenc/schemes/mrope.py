@@ -1,7 +1,5 @@
 """M-RoPE: RoPE whose channel pairs are allocated to time, row and column."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 

@@ -1,7 +1,5 @@
 """NoPE: no positional encoding."""
 
-from __future__ import annotations
-
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 

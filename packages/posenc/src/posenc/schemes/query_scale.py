@@ -1,7 +1,5 @@
 """Query scale: multiplies queries by a factor that grows with their position or with the length of the text."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal, TypeAlias
 

@@ -1,7 +1,5 @@
 """ReRoPE: RoPE with distances clipped to a window."""
 
-from __future__ import annotations
-
 import torch
 
 from posenc.arguments import number, shown, whole

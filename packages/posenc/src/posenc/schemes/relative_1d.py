@@ -1,7 +1,5 @@
 """Relative 1D: multiplies the query with a learned vector per signed distance."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

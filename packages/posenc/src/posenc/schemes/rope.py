@@ -1,7 +1,5 @@
 """RoPE: rotates queries and keys by an angle proportional to their position."""
 
-from __future__ import annotations
-
 from posenc.rotary import Rotary
 from posenc.rotation.scalings import Proportional
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines

@@ -1,7 +1,5 @@
 """3-D RoPE: rotates parts of the channels by the frame, row and column of a video patch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

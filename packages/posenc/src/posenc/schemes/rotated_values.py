@@ -1,7 +1,5 @@
 """Rotated values: rotates the last channels of queries, keys and values, and rotates the output back."""
 
-from __future__ import annotations
-
 from posenc.rotary import Rotary, first_of_last
 from posenc.rotation.given import Given
 from posenc.rotation.phases import PairLayout

@@ -1,7 +1,5 @@
 """Sandwich: the inner product of two sinusoids as a bias, which decays about logarithmically with distance."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

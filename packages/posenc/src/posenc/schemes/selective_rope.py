@@ -1,7 +1,5 @@
 """Selective RoPE: rotations by angles that each layer projects from its tokens and sums up."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

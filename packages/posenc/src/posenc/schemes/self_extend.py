@@ -1,7 +1,5 @@
 """Self-Extend: RoPE within a window, and by the distance between groups of tokens beyond it."""
 
-from __future__ import annotations
-
 import torch
 
 from posenc.arguments import whole

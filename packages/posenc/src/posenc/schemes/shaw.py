@@ -1,7 +1,5 @@
 """Shaw: adds learned vectors per clipped distance to keys and values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Sinusoidal: adds vectors of sines and cosines to the input."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Softcap: a smooth bound on every score."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

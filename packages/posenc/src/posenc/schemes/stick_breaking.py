@@ -1,7 +1,5 @@
 """Stick-breaking attention: from the nearest key on, each key takes a share of the remaining weight."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

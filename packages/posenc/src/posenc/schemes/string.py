@@ -1,7 +1,5 @@
 """STRING: the most general rotation that is exactly relative, by learned, commuting generators."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

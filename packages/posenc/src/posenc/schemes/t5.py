@@ -1,7 +1,5 @@
 """T5: adds a learned bias per bucket of distances to the score."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 
 import torch

@@ -1,7 +1,5 @@
 """TUPE: adds a separate inner product of projected positions to that of contents."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Wall attention: forget gates for every channel, which each layer projects from its hidden state."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from posenc.arguments import whole
