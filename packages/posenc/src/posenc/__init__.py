@@ -90,6 +90,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_SCHEMES = """
+    alibi.ALiBi absolute_in_attention.AbsoluteInAttention distance_aware.DistanceAware dual_chunk.DualChunk
+    exponential_decay.ExponentialDecay fourier_features.FourierFeatures re_rope.ReRoPE relative_1d.Relative1D
+    relative_2d.Relative2D shaw.Shaw t5.T5 transformer_xl.TransformerXL learned.Learned nope.NoPE rope.RoPE
+    xpos.XPos pope.PoPE le_rope.LeRoPE fope.FoPE selective_rope.SelectiveRoPE carope.CARoPE mla.MLA
+    rotated_values.RotatedValues segment.Segment self_extend.SelfExtend sinusoidal.Sinusoidal cope.CoPE fox.FoX
+    wall.Wall grape_a.GRAPEA stick_breaking.StickBreaking inkling.Inkling query_scale.QueryScale softcap.Softcap
+    axial_rope.AxialRoPE cameras.Cameras lie_re.LieRE mixed_rope.MixedRoPE mrope.MRoPE rope_3d.RoPE3D
+    string.STRING deberta.DeBERTa fire.FIRE kerple.KERPLE sandwich.Sandwich swin.Swin swin_v2.SwinV2 tupe.TUPE
+"""
+
 # The module of each public name. Names are imported on first use, so that the command line starts without torch.
 _HOMES = {
     **dict.fromkeys(("attention", "explain", "logits"), "backends.attention"),
@@ -105,54 +116,7 @@ _HOMES = {
         ("DynamicNTK", "Llama3", "LongRoPE", "NTKAware", "PositionInterpolation", "Proportional", "YaRN"),
         "rotation.scalings",
     ),
-    "ALiBi": "schemes.alibi",
-    "AbsoluteInAttention": "schemes.absolute_in_attention",
-    "DistanceAware": "schemes.distance_aware",
-    "DualChunk": "schemes.dual_chunk",
-    "ExponentialDecay": "schemes.exponential_decay",
-    "FourierFeatures": "schemes.fourier_features",
-    "ReRoPE": "schemes.re_rope",
-    "Relative1D": "schemes.relative_1d",
-    "Relative2D": "schemes.relative_2d",
-    "Shaw": "schemes.shaw",
-    "T5": "schemes.t5",
-    "TransformerXL": "schemes.transformer_xl",
-    "Learned": "schemes.learned",
-    "NoPE": "schemes.nope",
-    "RoPE": "schemes.rope",
-    "XPos": "schemes.xpos",
-    "PoPE": "schemes.pope",
-    "LeRoPE": "schemes.le_rope",
-    "FoPE": "schemes.fope",
-    "SelectiveRoPE": "schemes.selective_rope",
-    "CARoPE": "schemes.carope",
-    "MLA": "schemes.mla",
-    "RotatedValues": "schemes.rotated_values",
-    "Segment": "schemes.segment",
-    "SelfExtend": "schemes.self_extend",
-    "Sinusoidal": "schemes.sinusoidal",
-    "CoPE": "schemes.cope",
-    "FoX": "schemes.fox",
-    "Wall": "schemes.wall",
-    "GRAPEA": "schemes.grape_a",
-    "StickBreaking": "schemes.stick_breaking",
-    "Inkling": "schemes.inkling",
-    "QueryScale": "schemes.query_scale",
-    "Softcap": "schemes.softcap",
-    "AxialRoPE": "schemes.axial_rope",
-    "Cameras": "schemes.cameras",
-    "LieRE": "schemes.lie_re",
-    "MixedRoPE": "schemes.mixed_rope",
-    "MRoPE": "schemes.mrope",
-    "RoPE3D": "schemes.rope_3d",
-    "STRING": "schemes.string",
-    "DeBERTa": "schemes.deberta",
-    "FIRE": "schemes.fire",
-    "KERPLE": "schemes.kerple",
-    "Sandwich": "schemes.sandwich",
-    "Swin": "schemes.swin",
-    "SwinV2": "schemes.swin_v2",
-    "TUPE": "schemes.tupe",
+    **{scheme.partition(".")[2]: "schemes." + scheme.partition(".")[0] for scheme in _SCHEMES.split()},
 }
 
 _ROOMS = {
