@@ -4,10 +4,10 @@ What Python itself refuses, an argument that is missing or not known, stays a Ty
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -48,6 +48,8 @@ from posenc import (
 )
 from posenc.lowering.distances import Block
 from posenc.models import Decoder, Encoder, ForwardPass, ImageClassifier, KVCache
+from posenc.schemes.catalog import CATALOG
+from posenc.schemes.entry import Entry, Shape
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.mutants.scalings import GIVEN
 from tests.test_mutants import MODULES
@@ -114,27 +116,67 @@ NO_POSITIONS: tuple[tuple[Any, str], ...] = (
 
 # -- schemes -----------------------------------------------------------------------------------------------------------
 
-HALF_OR = "'half' or 'interleaved'"
 SIX = {"num_heads": 6}
 NORMS = {"query_norm": 1.0, "key_norm": 1.0, "scale": 0.5}
-PLACES_AND_WIDTH = {"max_positions": 9, "head_dim": 4}
+
+# Arguments that are wrong without another, or may be any number of their type.
+NOT_ALONE = {"shift", "jitter", "rescale", "QueryScale.length", "QueryScale.strength"}
+NO_BOUND = {"seed", "leak", "factor", "strength"}
+FROM_0 = {"seed", "local", "first_channel", "axis", "Cameras.rotary_dim"}
+
+
+def arguments_of(entry: Entry) -> dict[str, Any]:
+    """What the catalog's entry builds its scheme from."""
+    takes, given = inspect.signature(entry.scheme), {}
+
+    def init(_: Any, *args: Any, **how: Any) -> None:
+        given.update(takes.bind(*args, **how).arguments)
+        raise InterruptedError
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(entry.scheme, "__init__", init)
+        with pytest.raises(InterruptedError):
+            entry.build(Shape(96, 12, 8, max_positions=64, grid=(8, 8)))
+    return given
+
+
+def of_types(entry: Entry) -> list[Row]:
+    """Values of other types than the arguments that are numbers, flags or words of a list; and numbers too small."""
+    good, rows = arguments_of(entry), []
+    for name, parameter in inspect.signature(entry.scheme, eval_str=True).parameters.items():
+        titles, kinds = {name, f"{entry.title}.{name}"}, get_args(parameter.annotation) or (parameter.annotation,)
+        may_be_none = type(None) in kinds
+        if titles & NOT_ALONE or get_origin(parameter.annotation) in (Sequence, tuple):
+            continue
+        if int in kinds:
+            wrong = NO_SIZES[: 8 if titles & FROM_0 else None]
+            rows += each(entry.scheme, good, name, wrong, "a whole number …")
+        elif bool in kinds:
+            rows += flags(entry.scheme, good, name)
+        elif float in kinds:
+            wrong = [(value, came) for value, came in NO_NUMBERS if not (may_be_none and value is None)]
+            rows += each(entry.scheme, good, name, wrong, "a finite number…")
+            if not titles & NO_BOUND:
+                bound = 1 if name in ("base", "longest") else 0
+                too_small = ((bound, str(bound)), (-3.5, "-3.5"))
+                rows += each(entry.scheme, good, name, too_small, f"a finite number above {bound}…")
+        words = [repr(word) for kind in kinds for word in get_args(kind) or (kind,) if isinstance(word, str)]
+        if words:
+            must = f"{', '.join(words[:-1])} or {words[-1]}"
+            rows += each(entry.scheme, good, name, NO_WORDS, f"{must}…")
+    return rows
+
 
 # Those of a scheme may stand with its mutants, too, as `REFUSED`.
 SCHEMES: dict[str, list[Row]] = {
     "ALiBi": [
-        *sizes(ALiBi, SIX, "num_heads"),
-        *each(ALiBi, SIX, "form", NO_WORDS, "'causal', 'bidirectional' or 'directed'"),
         Row(lambda: ALiBi(5, "directed"), "num_heads must be even …, got 5"),
     ],
-    "AbsoluteInAttention": sizes(AbsoluteInAttention, PLACES_AND_WIDTH, "max_positions", "head_dim"),
-    "DistanceAware": sizes(DistanceAware, SIX, "num_heads"),
     "DistanceAware.factor": [
         Row(lambda: AWARE.factor([1.0]), "distance must be a floating tensor, got [1.0]"),
         Row(lambda: AWARE.factor(LINE.coords), "distance must be a floating tensor, got torch.int64 (1, 5)"),
     ],
-    "Relative1D": sizes(Relative1D, PLACES_AND_WIDTH, "max_positions", "head_dim", "num_heads"),
     "Relative2D": [
-        *sizes(Relative2D, {"grid": (2, 3), "head_dim": 4}, "head_dim", "num_heads"),
         *each(Relative2D, {"head_dim": 4}, "grid", [(3, "3"), ((2,), "(2,)"), (None, "None")], "(height, width)"),
         Row(lambda: Relative2D((0, 5), 4), "grid[0] must be a whole number of at least 1, got 0"),
         Row(lambda: Relative2D((2, 5.0), 4), "grid[1] must be a whole number of at least 1, got 5.0"),
@@ -144,9 +186,6 @@ SCHEMES: dict[str, list[Row]] = {
         Row(lambda: GRIDDED.resized((5, "x")), "grid[1] must be a whole number of at least 1, got 'x'"),
     ],
     "RoPE": [
-        *sizes(RoPE, {"head_dim": 8}, "head_dim", "rotary_dim", "axes"),
-        *numbers(RoPE, {"head_dim": 8}, "base", 1),
-        *each(RoPE, {"head_dim": 8}, "layout", NO_WORDS, HALF_OR),
         Row(lambda: RoPE(1), "head_dim must be a whole number of at least 2, got 1"),
         Row(lambda: RoPE(7), "head_dim must be even, got 7"),
         Row(lambda: RoPE(8, axes=3), "rotary_dim must be even on each of 3 axes …, got 8"),
@@ -162,14 +201,9 @@ SCHEMES: dict[str, list[Row]] = {
         *(Row(partial(RoPE, 8, 100.0, scaling=given), message) for given, message in GIVEN),
     ],
     "Shaw": [
-        *sizes(Shaw, {"head_dim": 4, "max_distance": 3}, "head_dim", "max_distance", "num_heads"),
-        *flags(Shaw, {"head_dim": 4, "max_distance": 3}, "keys", "values"),
         Row(lambda: Shaw(4, 3, keys=False, values=False), "keys or values must be True, got False for both"),
     ],
     "Sinusoidal": [
-        *sizes(Sinusoidal, {"dim": 8}, "dim", "axes"),
-        *numbers(Sinusoidal, {"dim": 8}, "base", 1),
-        *each(Sinusoidal, {"dim": 8}, "layout", NO_WORDS, "'interleaved', 'concatenated' or 'tensor2tensor'"),
         Row(lambda: Sinusoidal(7), "dim must be positive and even …, got 7"),
         Row(lambda: Sinusoidal(6, axes=2), "dim must be positive and even on each of 2 axes …, got 6"),
     ],
@@ -180,15 +214,10 @@ SCHEMES: dict[str, list[Row]] = {
         Row(lambda: Sinusoidal(8).linear_map([NAN]), "offset must be a finite number, got nan"),
     ],
     "T5": [
-        *sizes(T5, SIX, "num_heads", "num_buckets", "max_distance"),
-        *flags(T5, SIX, "bidirectional"),
         Row(lambda: T5(6, 7, bidirectional=True), "num_buckets must be even and at least 4 if bidirectional, got 7"),
         Row(lambda: T5(6, max_distance=16), "max_distance must be above 16, …, got 16"),
     ],
     "TransformerXL": [
-        *sizes(TransformerXL, {"num_heads": 6, "head_dim": 4}, "num_heads", "head_dim", "dim"),
-        *numbers(TransformerXL, {"num_heads": 6, "head_dim": 4}, "base", 1),
-        *flags(TransformerXL, {"num_heads": 6, "head_dim": 4}, "share_biases", "segments"),
         Row(lambda: TransformerXL(1, 7), "dim must be positive and even …, got 7"),
     ],
     "TransformerXL.terms": [
@@ -987,6 +1016,9 @@ MODELS: dict[str, list[Row]] = {
 TABLE = SCHEMES | DOORS | ATTENTION | WHAT_IS_BOUND | MODELS
 for module in MODULES.values():
     TABLE |= getattr(module, "REFUSED", {})
+for entry in CATALOG:
+    TABLE[entry.scheme.__name__] = [*of_types(entry), *TABLE.get(entry.scheme.__name__, [])]
+TABLE = {name: rows for name, rows in TABLE.items() if rows}
 
 # They take nothing.
 NO_ARGUMENTS = {

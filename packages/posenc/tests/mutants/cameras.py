@@ -7,7 +7,7 @@ import torch
 from posenc import Cameras, Positions
 from posenc.encoding.rotation import Rotation
 from posenc.schemes import cameras
-from tests.hard.wrong import Row, numbers, sizes
+from tests.hard.wrong import Row
 from tests.mutants import Lawless, Mutant, moved, oracles
 from tests.oracles.cameras import IMAGE, lenses, rig
 from tests.schemes import test_cameras
@@ -48,14 +48,11 @@ def still(shape: Any) -> Cameras:
 
 
 LAWLESS = (Lawless("cameras", still, "absolute"),)
-GOOD = {"head_dim": 8, "cameras": rig(3)}
 BOTH = (
     "intrinsics and image must be given together, since intrinsics are in the unit of the image's height and width, got"
 )
 REFUSED = {
     "Cameras": [
-        *sizes(Cameras, GOOD, "head_dim"),
-        *numbers(Cameras, GOOD, "base", 1),
         *[
             Row(
                 lambda wrong=wrong: Cameras(8, wrong),

@@ -4,7 +4,7 @@ import torch
 
 from posenc import CARoPE, Positions
 from posenc.schemes import carope
-from tests.hard.wrong import NO_WORDS, Row, each, sizes
+from tests.hard.wrong import Row
 from tests.mutants import lines, oracles
 
 SQUASHED = "1 / (1 + F.softplus(projected.to(torch.promote_types(projected.dtype, torch.float32))))"
@@ -15,11 +15,8 @@ MUTANTS = lines(
 )
 
 
-SIZES = {"num_heads": 4, "head_dim": 8}
 REFUSED = {
     "CARoPE": [
-        *sizes(CARoPE, SIZES, "num_heads", "head_dim"),
-        *each(CARoPE, SIZES, "layout", NO_WORDS, "'half' or 'interleaved'"),
         Row(lambda: CARoPE(4, 7), "head_dim must be even (channels come in pairs), got 7"),
         Row(
             lambda: CARoPE(4, 8)(Positions.arange(3)).with_projected({"frequency": torch.zeros(1, 2, 3)}),

@@ -1,7 +1,6 @@
 """CoPE that counts other tokens, or looks its count up elsewhere."""
 
 from posenc import CoPE
-from tests.hard.wrong import flags, sizes
 from tests.mutants import lines, oracles
 
 COUNT = "following(g, key_positions, itself=True)"
@@ -11,7 +10,3 @@ MUTANTS = lines(
     ("counts by index and not by order", CoPE, "_counted", COUNT, "g.flip(-1).cumsum(-1).flip(-1)"),
     ("counts from the beginning", CoPE, "_counted", COUNT, "g.cumsum(-1)"),
 )
-
-
-GOOD = {"head_dim": 4, "max_positions": 9}
-REFUSED = {"CoPE": [*sizes(CoPE, GOOD, "head_dim", "max_positions"), *flags(CoPE, GOOD, "scaled")]}

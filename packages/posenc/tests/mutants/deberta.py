@@ -5,7 +5,7 @@ from torch import nn
 
 from posenc import DeBERTa
 from tests.cases import HEAD_DIM
-from tests.hard.wrong import NO_WORDS, Row, each, flags, sizes
+from tests.hard.wrong import Row
 from tests.mutants import Mutant, elsewhere, index, lines, oracles, undrawn
 
 COMPARED = oracles("deberta")
@@ -31,15 +31,11 @@ MUTANTS = (
 )
 
 
-MODEL = {"num_heads": 6, "head_dim": 4}
 with torch.random.fork_rng(devices=()):
     LAYER, HALF, NARROW, OVER = (nn.Linear(n, m) for n, m in ((24, 24), (24, 12), (8, 24), (24, 16)))
     OF_MODEL = DeBERTa(6, 4)
 REFUSED: dict[str, list[Row]] = {
     "DeBERTa": [
-        *sizes(DeBERTa, MODEL, "num_heads", "head_dim", "dim", "max_distance", "num_buckets"),
-        *flags(DeBERTa, MODEL, "normalized"),
-        *each(DeBERTa, MODEL, "clamp", NO_WORDS, "'index' or 'distance'"),
         Row(lambda: DeBERTa(6, 4, clamp="distance"), "clamp must be 'index' without num_buckets, …, got 'distance'"),
         Row(lambda: DeBERTa(6, 4, num_buckets=7), "num_buckets must be even …, got 7"),
         Row(lambda: DeBERTa(6, 4, max_distance=5, num_buckets=8), "max_distance must be above 5, …, got 5"),

@@ -9,7 +9,7 @@ from posenc import DualChunk, Positions
 from posenc.backends import bands
 from posenc.backends.call import Call
 from tests.backends import test_parity
-from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
+from tests.hard.wrong import Row
 from tests.mutants import Mutant, lines, oracles
 
 RIGHT_CHUNKS = bands._by_chunks
@@ -34,12 +34,8 @@ MUTANTS = (
 )
 
 
-OF_CHUNKS = {"head_dim": 8, "chunk": 6, "local": 2}
 REFUSED = {
     "DualChunk": [
-        *sizes(DualChunk, OF_CHUNKS, "head_dim", "chunk"),
-        *numbers(DualChunk, OF_CHUNKS, "base", 1),
-        *each(DualChunk, OF_CHUNKS, "layout", NO_WORDS, "'half' or 'interleaved'"),
         Row(lambda: DualChunk(8, 6, 6), "local must be a whole number within 0..5, got 6"),
         Row(lambda: DualChunk(8, 6, -1), "local must be a whole number within 0..5, got -1"),
         Row(lambda: DualChunk(7, 6, 2), "head_dim must be even (channels come in pairs), got 7"),

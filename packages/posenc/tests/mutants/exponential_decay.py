@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from posenc import ExponentialDecay, Positions
-from tests.hard.wrong import numbers, sizes
 from tests.mutants import Lawless, lines, oracles
 
 MUTANTS = lines(
@@ -22,10 +21,3 @@ class HyperbolicDecay(ExponentialDecay):
 
 
 LAWLESS = (Lawless("exponential_decay", lambda shape: HyperbolicDecay(shape.dim), "linear"),)
-
-REFUSED = {
-    "ExponentialDecay": [
-        *sizes(ExponentialDecay, {"dim": 8}, "dim"),
-        *numbers(ExponentialDecay, {"dim": 8}, "longest", 1),
-    ]
-}

@@ -5,7 +5,6 @@ from functools import partial
 from posenc import FIRE
 from posenc.backends.native import operator
 from tests.backends import test_native, test_skipping
-from tests.hard.wrong import Row, numbers, sizes
 from tests.mutants import Line, Mutant, elsewhere, index, lines, oracles
 
 COMPARED = oracles("fire")
@@ -34,7 +33,3 @@ MUTANTS = (
         ("has a tangent in its network", FIRE, "_bias", ".relu()", ".tanh()"),
     ),
 )
-
-
-SIX = {"num_heads": 6}
-REFUSED: dict[str, list[Row]] = {"FIRE": [*sizes(FIRE, SIX, "num_heads", "hidden"), *numbers(FIRE, SIX, "length", 0)]}

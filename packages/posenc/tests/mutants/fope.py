@@ -3,7 +3,7 @@
 import torch
 
 from posenc import FoPE, Positions
-from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
+from tests.hard.wrong import Row
 from tests.mutants import lines, oracles
 
 MUTANTS = lines(
@@ -15,12 +15,8 @@ MUTANTS = lines(
 
 
 OF_FOUR = FoPE(4, 8, 64)
-SIZES = {"num_heads": 2, "head_dim": 8, "length": 64}
 REFUSED = {
     "FoPE": [
-        *sizes(FoPE, SIZES, "num_heads", "head_dim"),
-        *numbers(FoPE, SIZES, "base", 1),
-        *each(FoPE, SIZES, "layout", NO_WORDS, "'half' or 'interleaved'"),
         Row(lambda: FoPE(2, 7, 64), "head_dim must be even (channels come in pairs), got 7"),
         Row(lambda: FoPE(2, 8, 6), "length must be a whole number of at least 7, got 6"),
         Row(lambda: FoPE(2, 8, 64, series=3), "series must be a whole number within 1..2, got 3"),

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc import FoX, Positions
+from posenc import Positions
 from posenc.encoding import context as room
 from posenc.encoding.context import readings
 from posenc.schemes import fox
-from tests.hard.wrong import sizes
 from tests.mutants import Mutant, oracles
 
 COMPARED = oracles("fox")
@@ -41,6 +40,3 @@ MUTANTS = (
     gate("has its gates the wrong way round", lambda x, positions: F.logsigmoid(-x)),
     clock("runs by index and not by order", by_index),
 )
-
-
-REFUSED = {"FoX": sizes(FoX, {"num_heads": 4}, "num_heads")}

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc import GRAPEA, Positions
-from tests.hard.wrong import NO_WORDS, Row, each, sizes
+from tests.hard.wrong import Row
 from tests.mutants import lines, oracles
 
 SLOPES = "alibi_slopes(self.num_heads, scores.dtype, scores.device)"
@@ -27,8 +27,6 @@ def called(heads: int, width: int) -> Tensor:
 
 REFUSED = {
     "GRAPEA": [
-        *sizes(GRAPEA, GOOD, "num_heads", "head_dim"),
-        *each(GRAPEA, GOOD, "gates", NO_WORDS, "'key', 'query' or 'both'"),
         *(
             Row(
                 lambda heads=heads, width=width: called(heads, width),

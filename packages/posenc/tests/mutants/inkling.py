@@ -2,7 +2,7 @@
 
 from posenc import Inkling
 from posenc.schemes import inkling
-from tests.hard.wrong import NO_NUMBERS, NO_SIZES, each, sizes
+from tests.hard.wrong import NO_NUMBERS, NO_SIZES, each
 from tests.mutants import Mutant, lines, oracles
 
 COMPARED = oracles("inkling")
@@ -23,7 +23,6 @@ MUTANTS = (
 GOOD = {"num_heads": 4}
 REFUSED = {
     "Inkling": [
-        *sizes(Inkling, GOOD, "num_heads", "width", "extent"),
         *each(Inkling, GOOD, "length", NO_SIZES, "a whole number of at least 1"),
         *each(Inkling, GOOD, "strength", NO_NUMBERS, "a finite number"),
         *each(

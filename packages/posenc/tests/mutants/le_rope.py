@@ -5,7 +5,7 @@ from typing import Any
 from posenc import LeRoPE
 from posenc.rotary import Rotary
 from posenc.rotation.phases import frequencies, in_double
-from tests.hard.wrong import Row, each, numbers, sizes
+from tests.hard.wrong import Row, each
 from tests.mutants import Mutant, oracles
 from tests.schemes import test_rotary_schemes
 
@@ -32,8 +32,6 @@ MUTANTS = (
 
 REFUSED = {
     "LeRoPE": [
-        *sizes(LeRoPE, {"head_dim": 8}, "head_dim", "rotary_dim"),
-        *numbers(LeRoPE, {"head_dim": 8}, "base", 1),
         *each(LeRoPE, {"head_dim": 8}, "layout", [("halves", "'halves'")], "'half' or 'interleaved'"),
         *each(LeRoPE, {"head_dim": 8}, "scaling", [(4.0, "4.0")], "a scaling such as …"),
         *each(LeRoPE, {"head_dim": 8}, "first_channel", [(7, "7"), (-1, "-1")], "a whole number within 0..6"),

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Learned, Positions
-from tests.hard.wrong import sizes
 from tests.mutants import Lawless, Mutant, lines, moved, oracles, undrawn
 from tests.schemes import test_life_cycle
 
@@ -34,5 +33,3 @@ class ClampedLearned(Learned):
 
 
 LAWLESS = (Lawless("learned", lambda shape: ClampedLearned(shape.max_positions, shape.dim), "length_free"),)
-
-REFUSED = {"Learned": sizes(Learned, {"max_positions": 9, "dim": 8}, "max_positions", "dim")}

@@ -3,7 +3,7 @@
 import torch
 
 from posenc import LieRE, Positions
-from tests.hard.wrong import Row, numbers, sizes
+from tests.hard.wrong import Row
 from tests.mutants import lines, oracles
 
 BACK = "return Rotation(BlockRotation(turn.matrices.mT, turn.head_dim), "
@@ -18,9 +18,6 @@ MUTANTS = lines(
 FLAT, LINE, OF_FOUR = LieRE(8), LieRE(8, 1), LieRE(8, 1, num_heads=4)
 REFUSED = {
     "LieRE": [
-        *sizes(LieRE, {"head_dim": 8}, "axes", "num_heads"),
-        *sizes(LieRE, {"block": 2}, "head_dim"),
-        *numbers(LieRE, {"head_dim": 8}, "extent", 0),
         Row(lambda: LieRE(8, block=1), "block must be a whole number within 2..8, got 1"),
         Row(lambda: LieRE(8, block=9), "block must be a whole number within 2..8, got 9"),
         Row(lambda: LieRE(8, block=2.0), "block must be a whole number within 2..8, got 2.0"),

@@ -1,7 +1,7 @@
 """MLA's rotation of other channels, other pairs, or without its scale."""
 
 from posenc import MLA
-from tests.hard.wrong import Row, each, numbers, sizes
+from tests.hard.wrong import Row, each
 from tests.mutants import Mutant, lines, oracles
 from tests.schemes import test_rotary_schemes
 
@@ -16,8 +16,6 @@ MUTANTS = (
 
 REFUSED = {
     "MLA": [
-        *sizes(MLA, {"head_dim": 8, "rope_dim": 4}, "head_dim", "rope_dim"),
-        *numbers(MLA, {"head_dim": 8, "rope_dim": 4}, "base", 1),
         *each(MLA, {"head_dim": 8, "rope_dim": 4}, "layout", [("halves", "'halves'")], "'half' or 'interleaved'"),
         *each(MLA, {"head_dim": 8, "rope_dim": 4}, "scaling", [(4.0, "4.0")], "a scaling such as …"),
         Row(lambda: MLA(8), "rope_dim must be even and within 2..head_dim = 8, got 64"),

@@ -8,7 +8,7 @@ from posenc import MRoPE, Positions
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.schemes import mrope
-from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
+from tests.hard.wrong import Row, numbers
 from tests.mutants import Mutant, moved, oracles
 
 RIGHT, DEALT = MRoPE.rotation, mrope.dealt
@@ -34,12 +34,8 @@ MUTANTS = (
 
 
 VIDEO = MRoPE(8, (2, 1, 1), "videorope")
-SIZES = {"head_dim": 8, "sections": (2, 1, 1)}
 REFUSED = {
     "MRoPE": [
-        *sizes(MRoPE, SIZES, "head_dim"),
-        *each(MRoPE, SIZES, "form", NO_WORDS, "'sections', 'interleaved', 'ernie' or 'videorope'"),
-        *numbers(MRoPE, SIZES, "base", 1),
         Row(lambda: MRoPE(7, (1, 1, 1)), "head_dim must be even, got 7"),
         Row(lambda: MRoPE(8, 4), "sections must be the pairs of time, row and column, got 4"),
         Row(lambda: MRoPE(8, (2, 2)), "sections must be the pairs of time, row and column, got (2, 2)"),

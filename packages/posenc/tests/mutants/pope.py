@@ -2,7 +2,7 @@
 
 from posenc import PoPE, Positions
 from posenc.schemes.pope import Polar
-from tests.hard.wrong import Row, numbers, sizes
+from tests.hard.wrong import Row
 from tests.mutants import lines, oracles
 
 MUTANTS = lines(
@@ -15,8 +15,6 @@ MUTANTS = lines(
 
 REFUSED = {
     "PoPE": [
-        *sizes(PoPE, {"head_dim": 8, "num_heads": 2}, "head_dim", "num_heads"),
-        *numbers(PoPE, {"head_dim": 8}, "base", 1),
         Row(
             lambda: PoPE(8)(Positions.grid(2, 2)),
             "PoPE takes one coordinate per token, got positions of 2 axes: build it with axes=2",

@@ -8,7 +8,7 @@ from posenc import Positions, QueryScale
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PositionError
-from tests.hard.wrong import NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each
+from tests.hard.wrong import NO_NUMBERS, NO_SIZES, Row, each
 from tests.mutants import Lawless, Mutant, oracles
 
 COMPARED = oracles("query_scale")
@@ -33,10 +33,8 @@ class RoundedQueryScale(QueryScale):
 
 LAWLESS = (Lawless("query_scale", lambda shape: RoundedQueryScale("ssmax", num_heads=shape.num_heads), "fractional"),)
 
-FORMS = "'llama4', 'ministral3', 'inkling', 'beam', 'rerope', 'chunkllama', 'qwen2_5_1m', 'mistral_large4' or 'ssmax'"
 REFUSED = {
     "QueryScale": [
-        *each(QueryScale, {}, "form", NO_WORDS, FORMS),
         *each(QueryScale, {"form": "ssmax"}, "num_heads", NO_SIZES, "a whole number of at least 1"),
         *each(QueryScale, {"form": "llama4"}, "length", NO_SIZES, "a whole number of at least 2"),
         *each(QueryScale, {"form": "beam"}, "strength", [n for n in NO_NUMBERS if n[0] is not None], "a finite number"),

@@ -9,7 +9,7 @@ from posenc import Positions, ReRoPE
 from posenc.backends import bands
 from posenc.backends.call import Call
 from tests.backends import test_parity
-from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
+from tests.hard.wrong import Row
 from tests.mutants import Mutant, lines, oracles
 
 RIGHT_WINDOW, RIGHT_MASK = bands._by_order, bands._by_mask
@@ -45,12 +45,8 @@ MUTANTS = (
 )
 
 
-OF_TEXTS = {"head_dim": 8}
 REFUSED = {
     "ReRoPE": [
-        *sizes(ReRoPE, OF_TEXTS, "head_dim", "window"),
-        *numbers(ReRoPE, OF_TEXTS, "base", 1),
-        *each(ReRoPE, OF_TEXTS, "layout", NO_WORDS, "'half' or 'interleaved'"),
         Row(lambda: ReRoPE(7), "head_dim must be even (channels come in pairs), got 7"),
         Row(lambda: ReRoPE(8, leak=1), "leak must be within [0, 1), got 1"),
         Row(lambda: ReRoPE(8, leak="much"), "leak must be a finite number, got 'much'"),

@@ -1,7 +1,7 @@
 """RoPE3D with other shares or frequencies."""
 
 from posenc import Positions, RoPE3D
-from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
+from tests.hard.wrong import Row
 from tests.mutants import Mutant, lines, moved, oracles
 
 RIGHT = RoPE3D.rotation
@@ -31,9 +31,6 @@ MUTANTS = (
 
 REFUSED = {
     "RoPE3D": [
-        *sizes(RoPE3D, {}, "head_dim"),
-        *numbers(RoPE3D, {"head_dim": 8}, "base", 1),
-        *each(RoPE3D, {"head_dim": 8}, "form", NO_WORDS, "'rotation' or 'vjepa2'"),
         Row(lambda: RoPE3D(4, form="vjepa2"), "head_dim must be a whole number of at least 6, got 4"),
         Row(lambda: RoPE3D(8, (2, 2, 2), form="vjepa2"), "shares must be None for form='vjepa2', got (2, 2, 2)"),
         Row(lambda: RoPE3D(7), "head_dim must be even, got 7"),

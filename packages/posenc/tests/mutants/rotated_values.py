@@ -5,7 +5,7 @@ from typing import Any
 
 from posenc import RotatedValues
 from posenc.encoding.rotation import Rotation
-from tests.hard.wrong import Row, each, numbers, sizes
+from tests.hard.wrong import Row, each
 from tests.mutants import Mutant, oracles
 from tests.schemes import test_rotary_schemes
 
@@ -30,8 +30,6 @@ MUTANTS = (
 GOOD = {"head_dim": 8, "rotary_dim": 4}
 REFUSED = {
     "RotatedValues": [
-        *sizes(RotatedValues, GOOD, "head_dim", "rotary_dim"),
-        *numbers(RotatedValues, GOOD, "base", 1),
         *each(RotatedValues, GOOD, "layout", [("halves", "'halves'")], "'half' or 'interleaved'"),
         *each(RotatedValues, GOOD, "scaling", [(4.0, "4.0")], "a scaling such as …"),
         Row(lambda: RotatedValues(8), "rotary_dim must be even and within 2..head_dim = 8, got 64"),

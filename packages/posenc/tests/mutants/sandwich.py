@@ -1,7 +1,7 @@
 """Sandwich of other cosines, or compressed otherwise."""
 
 from posenc import Sandwich
-from tests.hard.wrong import Row, numbers, sizes
+from tests.hard.wrong import Row
 from tests.mutants import Mutant, elsewhere, index, lines, oracles
 
 MUTANTS = (
@@ -16,11 +16,8 @@ MUTANTS = (
 )
 
 
-SIX = {"num_heads": 6}
 REFUSED: dict[str, list[Row]] = {
     "Sandwich": [
-        *sizes(Sandwich, SIX, "num_heads", "dim"),
-        *numbers(Sandwich, SIX, "base", 1),
         Row(lambda: Sandwich(6, dim=7), "dim must be positive and even …, got 7"),
     ]
 }

@@ -1,7 +1,6 @@
 """Segment that looks elsewhere than at the segment."""
 
 from posenc import Segment
-from tests.hard.wrong import sizes
 from tests.mutants import lines, oracles
 
 MUTANTS = lines(
@@ -10,6 +9,3 @@ MUTANTS = lines(
     ("is off by one", Segment, "table", "[segment]", "[(segment + 1) % self.num_segments]"),
     ("reads the document", Segment, "table", "[segment]", "[positions.document.clamp(0, self.num_segments - 1)]"),
 )
-
-
-REFUSED = {"Segment": sizes(Segment, {"num_segments": 2, "dim": 8}, "num_segments", "dim")}

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from posenc import Positions, SelectiveRoPE
 from posenc.encoding import context as room
-from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
+from tests.hard.wrong import Row
 from tests.mutants import Mutant, oracles
 
 COMPARED = oracles("selective_rope")
@@ -21,15 +21,11 @@ def of_last(steps: Tensor, at: Positions | None) -> Tensor:
     return steps if at is None else steps[:, :, steps.size(2) - len(at) :]
 
 
-SIZES = {"num_heads": 4, "head_dim": 8}
 TEXT = Positions.arange(3)
 SAID = {"turned": torch.zeros(1, 4, 3, 4)}
 OF_FOUR = SelectiveRoPE(4, 8)(TEXT).with_projected(SAID)
 REFUSED = {
     "SelectiveRoPE": [
-        *sizes(SelectiveRoPE, SIZES, "num_heads", "head_dim"),
-        *numbers(SelectiveRoPE, SIZES, "base", 1),
-        *each(SelectiveRoPE, SIZES, "layout", NO_WORDS, "'half' or 'interleaved'"),
         Row(lambda: SelectiveRoPE(4, 7), "head_dim must be even (channels come in pairs), got 7"),
         Row(
             lambda: SelectiveRoPE(4, 8)(TEXT).rotate_key(torch.zeros(1, 4, 3, 8)),

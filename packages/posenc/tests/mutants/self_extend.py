@@ -1,7 +1,7 @@
 """Self-Extend with other groups, another shift, or another edge of the window."""
 
 from posenc import Positions, SelfExtend
-from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
+from tests.hard.wrong import Row
 from tests.mutants import lines, oracles
 
 SHIFT = "self.window - self.window // self.group"
@@ -13,12 +13,8 @@ MUTANTS = lines(
 )
 
 
-OF_TEXTS = {"head_dim": 8}
 REFUSED = {
     "SelfExtend": [
-        *sizes(SelfExtend, OF_TEXTS, "head_dim", "group", "window"),
-        *numbers(SelfExtend, OF_TEXTS, "base", 1),
-        *each(SelfExtend, OF_TEXTS, "layout", NO_WORDS, "'half' or 'interleaved'"),
         Row(lambda: SelfExtend(7), "head_dim must be even (channels come in pairs), got 7"),
         Row(
             lambda: SelfExtend(8)(Positions.grid(2, 2)),

@@ -2,7 +2,6 @@
 
 from posenc import Softcap
 from posenc.schemes import softcap
-from tests.hard.wrong import numbers
 from tests.mutants import lines, oracles
 
 MUTANTS = lines(
@@ -11,6 +10,3 @@ MUTANTS = lines(
     ("caps at 1", softcap, "capped", "score / cap", "score"),
     ("caps twice as high", Softcap, "_caps", "self.cap", "2 * self.cap"),
 )
-
-
-REFUSED = {"Softcap": numbers(Softcap, {}, "cap", 0)}

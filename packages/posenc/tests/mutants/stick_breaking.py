@@ -4,7 +4,6 @@ from posenc import StickBreaking
 from posenc.backends import attention
 from posenc.encoding.context import following
 from posenc.schemes import stick_breaking
-from tests.hard.wrong import flags
 from tests.mutants import Mutant, lines, oracles
 
 COMPARED = oracles("stick_breaking")
@@ -25,6 +24,3 @@ MUTANTS = (
         ("leaves what was taken", StickBreaking, "_shared", "F.logsigmoid(-scores)", "F.logsigmoid(scores)"),
     ),
 )
-
-
-REFUSED = {"StickBreaking": flags(StickBreaking, {}, "sees_itself")}

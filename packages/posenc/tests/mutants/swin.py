@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc import Swin
-from tests.hard.wrong import Row, flags, sizes
+from tests.hard.wrong import Row
 from tests.mutants import Mutant, elsewhere, index, lines, oracles, undrawn
 
 OF_PAIRS = Swin._of_pairs
@@ -38,11 +38,8 @@ def raster(coords: Tensor) -> Tensor:
 
 with torch.random.fork_rng(devices=()):
     GRIDDED = Swin((2, 3), 6)
-WINDOW = {"grid": (2, 3), "num_heads": 6}
 REFUSED: dict[str, list[Row]] = {
     "Swin": [
-        *sizes(Swin, WINDOW, "num_heads"),
-        *flags(Swin, WINDOW, "class_token"),
         Row(lambda: Swin(3, 6), "grid must be (height, width), got 3"),
         Row(lambda: Swin((0, 5), 6), "grid[0] must be a whole number of at least 1, got 0"),
     ],

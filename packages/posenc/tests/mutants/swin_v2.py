@@ -4,7 +4,7 @@ import torch
 
 from posenc import SwinV2
 from tests.cases import HEAD_DIM
-from tests.hard.wrong import Row, sizes
+from tests.hard.wrong import Row
 from tests.mutants import Mutant, lines, oracles, undrawn
 
 COMPARED = oracles("swin_v2")
@@ -23,10 +23,8 @@ MUTANTS = (
 
 with torch.random.fork_rng(devices=()):
     GRIDDED = SwinV2((2, 3), 6)
-WINDOW = {"grid": (2, 3), "num_heads": 6}
 REFUSED: dict[str, list[Row]] = {
     "SwinV2": [
-        *sizes(SwinV2, WINDOW, "num_heads", "hidden"),
         Row(lambda: SwinV2(3, 6), "grid must be (height, width), got 3"),
         Row(lambda: SwinV2((2, 3), 6, trained=(4,)), "trained must be (height, width), got (4,)"),
         Row(lambda: SwinV2((2, 3), 6, trained=(4, 0)), "trained[1] must be a whole number of at least 1, got 0"),

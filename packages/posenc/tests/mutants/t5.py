@@ -1,7 +1,7 @@
 """T5 with other buckets, or another bias for the right ones."""
 
 from posenc import T5
-from tests.hard.wrong import NO_NUMBERS, Row, each, sizes
+from tests.hard.wrong import NO_NUMBERS, Row, each
 from tests.mutants import Mutant, elsewhere, index, lines, oracles, undrawn
 
 COMPARED = oracles("t5")
@@ -22,7 +22,6 @@ MUTANTS = (
 
 REFUSED = {
     "T5": [
-        *sizes(T5, {"num_heads": 6, "axes": 3}, "num_heads", "axes"),
         *each(T5, {"num_heads": 6}, "factor", NO_NUMBERS, "a finite number"),
         Row(lambda: T5(6, axis=3, axes=3), "axis must be a whole number within 0..2, got 3"),
     ]

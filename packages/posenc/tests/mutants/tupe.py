@@ -2,7 +2,6 @@
 
 from posenc import TUPE
 from posenc.schemes import tupe
-from tests.hard.wrong import Row, flags, sizes
 from tests.mutants import lines, oracles, undrawn
 
 MUTANTS = (
@@ -15,9 +14,3 @@ MUTANTS = (
         ("does not untie its class token", TUPE, "rotation", "if self.untie_cls:", "if False:"),
     ),
 )
-
-
-MODEL = {"num_heads": 6, "head_dim": 4, "max_positions": 9}
-REFUSED: dict[str, list[Row]] = {
-    "TUPE": [*sizes(TUPE, MODEL, "num_heads", "head_dim", "max_positions", "dim"), *flags(TUPE, MODEL, "untie_cls")]
-}

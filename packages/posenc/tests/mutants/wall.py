@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc import Positions, Wall, attention
 from posenc.schemes import wall
-from tests.hard.wrong import Row, sizes
+from tests.hard.wrong import Row
 from tests.mutants import Mutant, oracles
 
 COMPARED = oracles("wall")
@@ -27,7 +27,6 @@ X = torch.zeros(1, 4, 3, 8)
 SAID = {"kept": X}
 REFUSED = {
     "Wall": [
-        *sizes(Wall, {"num_heads": 4, "head_dim": 8}, "num_heads", "head_dim"),
         Row(
             lambda: attention(X, X, X, Wall(4, 8)(Positions.arange(3)).with_projected(SAID)),
             "Wall encodes only keys up to the query, but …, or use ALiBi with form='bidirectional'",

@@ -5,7 +5,7 @@ from torch import Tensor
 from posenc import Positions, XPos
 from posenc.scheme import Scheme
 from posenc.schemes import xpos
-from tests.hard.wrong import Row, each, numbers, sizes
+from tests.hard.wrong import Row, each
 from tests.mutants import Mutant, lines, oracles
 from tests.schemes import test_rotary_schemes
 
@@ -25,9 +25,6 @@ MUTANTS = (
 
 REFUSED = {
     "XPos": [
-        *sizes(XPos, {"head_dim": 8}, "head_dim"),
-        *numbers(XPos, {"head_dim": 8}, "base", 1),
-        *numbers(XPos, {"head_dim": 8}, "scale_base", 0),
         *each(XPos, {"head_dim": 8}, "layout", [("halves", "'halves'")], "'half' or 'interleaved'"),
         Row(lambda: XPos(7), "head_dim must be even (channels come in pairs), got 7"),
         Row(
