@@ -11,14 +11,14 @@ in the first half of the channels and y in the other, pair k of each being (k, k
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .attention import Vector, heads
-from .case import HEAD_DIM, Case, rows
+from .attention import Vector
+from .case import HEAD_DIM, Case
+from .turning import turns
 
 
 def coordinates(convention: str, i: int, j: int, h: int, w: int, extent: tuple[int, int] = (0, 0)) -> Vector:
@@ -33,40 +33,25 @@ def coordinates(convention: str, i: int, j: int, h: int, w: int, extent: tuple[i
     return [2.0 * (i + 0.5) / h - 1.0, 2.0 * (j + 0.5) / w - 1.0]
 
 
-def rotate(x_row: Vector, y: float, x: float, convention: str, base: float, rotary_dim: int) -> Vector:
-    """One token's query or key."""
-    out = list(x_row)
-    each = rotary_dim // 4
-    for k in range(2 * each):
-        first, place = (k < each), k % each
-        rows_first = convention in ("eva", "dinov3")  # gemma4 counts (x, y)
-        coordinate = y if first == rows_first else x
-        angle = coordinate * base ** (-4.0 * place / rotary_dim)
-        if convention == "dinov3":
-            a, b, angle = k, k + rotary_dim // 2, 2 * math.pi * angle
-        elif convention == "gemma4":
-            a = place if first else place + 2 * each
-            b = a + each
-        else:
-            a, b = 2 * k, 2 * k + 1
-        out[a] = x_row[a] * math.cos(angle) - x_row[b] * math.sin(angle)
-        out[b] = x_row[a] * math.sin(angle) + x_row[b] * math.cos(angle)
-    return out
-
-
 def turned(convention: str, base: float, rotary_dim: int) -> Callable[[Tensor, Any], Tensor]:
-    def all_of(x: Tensor, p: Any) -> Tensor:
-        places = rows(p)
-        out = [
-            [
-                [rotate(row, *places[b][n], convention, base, rotary_dim) for n, row in enumerate(tokens)]
-                for tokens in sample
-            ]
-            for b, sample in enumerate(heads(x))
-        ]
-        return torch.tensor(out, dtype=torch.float64)
+    each = rotary_dim // 4
+    rows_first = convention in ("eva", "dinov3")  # gemma4 counts (x, y)
 
-    return all_of
+    def angles(_: Vector, position: tuple[float, float]) -> Iterator[tuple[int, int, float]]:
+        y, x = position
+        for k in range(2 * each):
+            first, place = (k < each), k % each
+            coordinate = y if first == rows_first else x
+            angle = coordinate * base ** (-4.0 * place / rotary_dim)
+            if convention == "dinov3":
+                yield k, k + rotary_dim // 2, 2 * math.pi * angle
+            elif convention == "gemma4":
+                a = place if first else place + 2 * each
+                yield a, a + each, angle
+            else:
+                yield 2 * k, 2 * k + 1, angle
+
+    return turns(angles)
 
 
 def _case(convention: str, base: float, **more: Any) -> Case:

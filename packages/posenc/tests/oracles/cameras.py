@@ -18,24 +18,8 @@ from torch import Tensor
 
 from .attention import Matrix, Vector, heads
 from .case import HEAD_DIM, Case, rows
-
-
-def product(a: Matrix, b: Matrix) -> Matrix:
-    return [[sum(a[i][m] * b[m][j] for m in range(len(b))) for j in range(len(b[0]))] for i in range(len(a))]
-
-
-def inverse(a: Matrix) -> Matrix:
-    """By Gauss and Jordan."""
-    n = len(a)
-    wide = [list(row) + [float(i == j) for j in range(n)] for i, row in enumerate(a)]
-    for i in range(n):
-        best = max(range(i, n), key=lambda m: abs(wide[m][i]))
-        wide[i], wide[best] = wide[best], wide[i]
-        wide[i] = [x / wide[i][i] for x in wide[i]]
-        for m in range(n):
-            if m != i:
-                wide[m] = [x - wide[m][i] * y for x, y in zip(wide[m], wide[i], strict=True)]
-    return [row[n:] for row in wide]
+from .matrices import identity, solved, times
+from .turning import turned
 
 
 def projection(camera: Matrix, intrinsics: Matrix | None, image: tuple[int, int]) -> Matrix:
@@ -50,7 +34,7 @@ def projection(camera: Matrix, intrinsics: Matrix | None, image: tuple[int, int]
         [0.0, 0.0, 1.0, 0.0],
         [0.0, 0.0, 0.0, 1.0],
     ]
-    return product(lifted, camera)
+    return times(lifted, camera)
 
 
 def mapped(row: Vector, matrix: Matrix, y: float, x: float, c: int, r: int, base: float, sense: int) -> Vector:
@@ -59,13 +43,12 @@ def mapped(row: Vector, matrix: Matrix, y: float, x: float, c: int, r: int, base
     for four in range(0, c, 4):
         for i in range(4):
             out[four + i] = sum(matrix[i][j] * row[four + j] for j in range(4))
-    for first, p in ((c, x), (c + r // 2, y)):
-        for m in range(r // 4):
-            a, b = first + m, first + m + r // 4
-            angle = -sense * p * base ** (-4.0 * m / r)
-            out[a] = row[a] * math.cos(angle) - row[b] * math.sin(angle)
-            out[b] = row[a] * math.sin(angle) + row[b] * math.cos(angle)
-    return out
+    turns = [
+        (first + m, first + m + r // 4, -sense * p * base ** (-4.0 * m / r))
+        for first, p in ((c, x), (c + r // 2, y))
+        for m in range(r // 4)
+    ]
+    return turned(out, turns)
 
 
 def of_all(
@@ -88,7 +71,7 @@ def of_all(
                 inner = None if intrinsics is None else intrinsics[b % len(intrinsics)][view].tolist()
                 P = projection(camera, inner, image)
                 transposed = [list(line) for line in zip(*P, strict=True)]
-                matrix = {"query": transposed, "key": inverse(P), "output": P}[which]
+                matrix = {"query": transposed, "key": solved(P, identity(4)), "output": P}[which]
                 out[b][h][n] = mapped(row, matrix, y, column, *channels, base, -1 if which == "output" else 1)
     return torch.tensor(out, dtype=torch.float64)
 

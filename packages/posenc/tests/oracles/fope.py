@@ -13,8 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .attention import Vector, dot, heads
-from .case import HEAD_DIM, KV_HEADS, Case, rows
+from .attention import Vector
+from .case import HEAD_DIM, KV_HEADS, Case
+from .turning import scores
 
 
 def thetas(d: int, base: float, length: int) -> list[float]:
@@ -41,23 +42,8 @@ def _pairs(base: float, length: int, half: bool) -> Any:
     def pairs(s: Any, query: Tensor, key: Tensor, x: Any, y: Any) -> dict[str, Any]:
         """Scores from nothing, of queries and keys that are mapped here."""
         of_cos, of_sin = s.coefficients.detach().tolist()
-        q, k, here, there = heads(query), heads(key), rows(x), rows(y)
-        group, theta = len(q[0]) // len(k[0]), thetas(HEAD_DIM, base, length)
-
-        def turned(tokens: Any, places: Any, share: int) -> Any:
-            return [
-                [
-                    [
-                        mapped(v, places[b][n], theta, of_cos[h // share], of_sin[h // share], half)
-                        for n, v in enumerate(of_head)
-                    ]
-                    for h, of_head in enumerate(sample)
-                ]
-                for b, sample in enumerate(tokens)
-            ]
-
-        q, k = turned(q, here, group), turned(k, there, 1)
-        return {"score": lambda _, b, h, i, j: dot(q[b][h][i], k[b][h // group][j]) / math.sqrt(HEAD_DIM)}
+        theta = thetas(HEAD_DIM, base, length)
+        return scores(query, key, x, y, lambda v, p, h: mapped(v, p, theta, of_cos[h], of_sin[h], half))
 
     return pairs
 

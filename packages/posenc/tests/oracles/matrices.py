@@ -1,12 +1,13 @@
 """Matrices of plain numbers: what the oracles of learned rotations need, and the exponential by its series."""
 
 import math
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 
-from .attention import Matrix, Vector, dot, heads
-from .case import rows
+from .attention import Matrix, Vector, dot
+from .turning import scores as scores_of
 
 
 def identity(n: int) -> Matrix:
@@ -62,22 +63,13 @@ def exponential(a: Matrix) -> Matrix:
 
 def scores(query: Tensor, key: Tensor, x: Any, y: Any, generators: list[list[Matrix]], channels: int) -> dict[str, Any]:
     """q_i^T R(p_i)^T R(p_j) k_j / sqrt(d), R(p) = exp(sum_a p_a generators[head of the key][a]) on some channels."""
-    q, k, here, there = heads(query), heads(key), rows(x), rows(y)
-    group = len(q[0]) // len(k[0])
 
-    def turned(tokens: Any, places: Any, share: int) -> Any:
-        """A matrix for each token and set of generators, made once."""
-        axes = [[[p] if isinstance(p, (int, float)) else p for p in row] for row in places]
-        maps = [[[exponential(combined(p, of_head)) for p in row] for row in axes] for of_head in generators]
+    @cache
+    def at(place: tuple[float, ...], h: int) -> Matrix:
+        return exponential(combined(list(place), generators[h]))
 
-        def one(v: Vector, b: int, h: int, n: int) -> Vector:
-            matrix = maps[h // share if len(maps) > 1 else 0][b][n]
-            return [dot(row, v[:channels]) for row in matrix] + v[channels:]
+    def turn(row: Vector, place: float | Vector, h: int) -> Vector:
+        matrix = at(tuple(place) if isinstance(place, list) else (place,), h if len(generators) > 1 else 0)
+        return [dot(line, row[:channels]) for line in matrix] + row[channels:]
 
-        return [
-            [[one(v, b, h, n) for n, v in enumerate(of_head)] for h, of_head in enumerate(sample)]
-            for b, sample in enumerate(tokens)
-        ]
-
-    q, k = turned(q, here, group), turned(k, there, 1)
-    return {"score": lambda _, b, h, i, j: dot(q[b][h][i], k[b][h // group][j]) / math.sqrt(len(q[b][h][i]))}
+    return scores_of(query, key, x, y, turn)

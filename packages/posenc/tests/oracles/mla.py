@@ -7,40 +7,22 @@ DeepSeek-V2 (arXiv 2405.04434), equations 14 to 18: q = [q^C; RoPE(q^R)], k = [k
 (2k, 2k + 1), as in the checkpoints, or (k, k + n/2). Any real position will do.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .attention import Vector, heads
-from .case import HEAD_DIM, Case, rows
-
-
-def turned(row: Vector, position: float, n: int, base: float, layout: str) -> Vector:
-    """One query or key, or one slice of it."""
-    out, start = list(row), len(row) - n
-    for k in range(n // 2):
-        first, second = (k, k + n // 2) if layout == "half" else (2 * k, 2 * k + 1)
-        a, b = row[start + first], row[start + second]
-        angle = position * base ** (-2 * k / n)
-        out[start + first] = a * math.cos(angle) - b * math.sin(angle)
-        out[start + second] = a * math.sin(angle) + b * math.cos(angle)
-    return out
-
-
-def turned_all(x: Tensor, positions: Any, n: int, base: float, layout: str) -> Tensor:
-    """Every token of x (B, H, N, d or n), turned to positions (B, N)."""
-    out = [
-        [[turned(row, positions[b][t], n, base, layout) for t, row in enumerate(tokens)] for tokens in sample]
-        for b, sample in enumerate(heads(x))
-    ]
-    return torch.tensor(out, dtype=torch.float64)
+from .attention import Vector
+from .case import HEAD_DIM, Case
+from .turning import pair, turns
 
 
 def by(n: int, base: float, layout: str) -> Callable[[Tensor, Any], Tensor]:
-    return lambda x, p: turned_all(x, rows(p), n, base, layout)
+    def angles(row: Vector, position: float) -> Iterator[tuple[int, int, float]]:
+        for k in range(n // 2):
+            yield *pair(k, n, layout, len(row) - n), position * base ** (-2 * k / n)
+
+    return turns(angles)
 
 
 CASES = {

@@ -15,15 +15,14 @@ Wei et al. 2025, VideoRoPE (arXiv 2502.05173), section 4, and its code: a patch'
 of the frame, whose time is its place on the line on which text is.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .attention import Vector, heads
-from .case import HEAD_DIM, Case, rows
+from .attention import Vector
+from .case import HEAD_DIM, Case
+from .turning import pair, turns
 
 
 def axis_of(k: int, sections: Sequence[int], form: str) -> int:
@@ -39,15 +38,14 @@ def axis_of(k: int, sections: Sequence[int], form: str) -> int:
     return 2 if k % 3 == 2 and k < 3 * of_columns else 0
 
 
-def rotate(x_row: Vector, position: Sequence[float], sections: Sequence[int], form: str, base: float) -> Vector:
-    """One token's query or key."""
-    dim, out = len(x_row), list(x_row)
-    for k in range(dim // 2):
-        a, b = (2 * k, 2 * k + 1) if form == "ernie" else (k, k + dim // 2)
-        angle = position[axis_of(k, sections, form)] * base ** (-2.0 * k / dim)
-        out[a] = x_row[a] * math.cos(angle) - x_row[b] * math.sin(angle)
-        out[b] = x_row[a] * math.sin(angle) + x_row[b] * math.cos(angle)
-    return out
+def turned(sections: Sequence[int], form: str, base: float) -> Callable[[Tensor, Any], Tensor]:
+    def angles(row: Vector, position: Sequence[float]) -> Iterator[tuple[int, int, float]]:
+        d = len(row)
+        for k in range(d // 2):
+            channels = pair(k, d, "interleaved" if form == "ernie" else "half")
+            yield *channels, position[axis_of(k, sections, form)] * base ** (-2.0 * k / d)
+
+    return turns(angles)
 
 
 def rule(parts: Sequence[Any], start: int = 0) -> list[list[int]]:
@@ -79,18 +77,6 @@ def diagonal(parts: Sequence[Any], start: int, spacing: float) -> list[list[floa
             for h in range(height):
                 out += [[t, t + (h - (height - 1) // 2), t + (w - (width - 1) // 2)] for w in range(width)]
     return out
-
-
-def turned(sections: Sequence[int], form: str, base: float) -> Callable[[Tensor, Any], Tensor]:
-    def all_of(x: Tensor, p: Any) -> Tensor:
-        places = rows(p)
-        out = [
-            [[rotate(row, places[b][n], sections, form, base) for n, row in enumerate(tokens)] for tokens in sample]
-            for b, sample in enumerate(heads(x))
-        ]
-        return torch.tensor(out, dtype=torch.float64)
-
-    return all_of
 
 
 def _case(form: str, base: float, sections: tuple[int, int, int] = (1, 1, 1)) -> Case:

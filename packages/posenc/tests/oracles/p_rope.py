@@ -8,35 +8,23 @@ transformers' `_compute_proportional_rope_parameters`. The interleaved layout pa
 do.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .attention import heads
-from .case import HEAD_DIM, Case, rows
-
-
-def turned(x: Tensor, positions: Any, share: float, base: float, layout: str) -> Tensor:
-    """Every token of x (B, H, N, d), turned to positions (B, N)."""
-    out = heads(x)
-    for b, sample in enumerate(heads(x)):
-        for h, tokens in enumerate(sample):
-            for t, row in enumerate(tokens):
-                d = len(row)
-                for k in range(int(share * d // 2)):
-                    first, second = (k, k + d // 2) if layout == "half" else (2 * k, 2 * k + 1)
-                    angle = positions[b][t] * base ** (-2 * k / d)
-                    a, c = row[first], row[second]
-                    out[b][h][t][first] = a * math.cos(angle) - c * math.sin(angle)
-                    out[b][h][t][second] = a * math.sin(angle) + c * math.cos(angle)
-    return torch.tensor(out, dtype=torch.float64)
+from .attention import Vector
+from .case import HEAD_DIM, Case
+from .turning import pair, turns
 
 
 def by(share: float, base: float, layout: str) -> Callable[[Tensor, Any], Tensor]:
-    return lambda x, p: turned(x, rows(p), share, base, layout)
+    def angles(row: Vector, position: float) -> Iterator[tuple[int, int, float]]:
+        d = len(row)
+        for k in range(int(share * d // 2)):
+            yield *pair(k, d, layout), position * base ** (-2 * k / d)
+
+    return turns(angles)
 
 
 def scaling(share: float) -> dict[str, Any]:

@@ -7,35 +7,23 @@ transformers' modeling_phi.py (half) and modeling_glm.py (interleaved), `partial
 or (2k, 2k + 1); channels from n on stay. Any real position will do.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .attention import heads
-from .case import HEAD_DIM, Case, rows
-
-
-def turned(x: Tensor, positions: Any, share: float, base: float, layout: str) -> Tensor:
-    """Every token of x (B, H, N, d), turned to positions (B, N)."""
-    out = heads(x)
-    for b, sample in enumerate(heads(x)):
-        for h, tokens in enumerate(sample):
-            for t, row in enumerate(tokens):
-                n = int(share * len(row))
-                for k in range(n // 2):
-                    first, second = (k, k + n // 2) if layout == "half" else (2 * k, 2 * k + 1)
-                    angle = positions[b][t] * base ** (-2 * k / n)
-                    a, c = row[first], row[second]
-                    out[b][h][t][first] = a * math.cos(angle) - c * math.sin(angle)
-                    out[b][h][t][second] = a * math.sin(angle) + c * math.cos(angle)
-    return torch.tensor(out, dtype=torch.float64)
+from .attention import Vector
+from .case import HEAD_DIM, Case
+from .turning import pair, turns
 
 
 def by(share: float, base: float, layout: str) -> Callable[[Tensor, Any], Tensor]:
-    return lambda x, p: turned(x, rows(p), share, base, layout)
+    def angles(row: Vector, position: float) -> Iterator[tuple[int, int, float]]:
+        n = int(share * len(row))
+        for k in range(n // 2):
+            yield *pair(k, n, layout), position * base ** (-2 * k / n)
+
+    return turns(angles)
 
 
 CASES = {

@@ -12,20 +12,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .attention import Score, Vector, dot, heads
+from .attention import Score, dot, heads
 from .case import HEAD_DIM, Case, rows
-
-
-def turn(x: Vector, angle: float, base: float, layout: str) -> Vector:
-    """R(angle) x: pair m, (m, m + D/2) or (2m, 2m + 1), counter-clockwise by angle base^(-2m/D)."""
-    dim = len(x)
-    out = list(x)
-    for m in range(dim // 2):
-        a, b = (m, m + dim // 2) if layout == "half" else (2 * m, 2 * m + 1)
-        by = angle * base ** (-2 * m / dim)
-        out[a] = x[a] * math.cos(by) - x[b] * math.sin(by)
-        out[b] = x[a] * math.sin(by) + x[b] * math.cos(by)
-    return out
+from .turning import turn
 
 
 def distance(d: float, window: int, leak: float) -> float:

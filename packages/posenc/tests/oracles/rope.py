@@ -16,7 +16,6 @@ Re sum_k z_k conj(w_k) e^(i (p_i - p_j) θ_k) / sqrt(d), and that of an imaginar
 """
 
 import cmath
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +24,8 @@ from torch import Tensor
 
 from .attention import Heads, Vector, heads
 from .case import HEAD_DIM, HEADS, Case, rows
+from .turning import every_token, pair
+from .turning import turned as turned_row
 
 
 def frequencies(dim: int, base: float = 10000.0) -> Vector:
@@ -44,18 +45,8 @@ def rotate(
     dim = len(x_row) if rotary_dim is None else rotary_dim
     each, left = divmod(dim, 2 * len(coordinates))
     assert left == 0, f"rotary_dim must be even on each axis, got {dim}"
-    out = list(x_row)
-    for k in range(dim // 2):
-        if layout == "half":
-            a, b = k, k + dim // 2
-        elif layout == "interleaved":
-            a, b = 2 * k, 2 * k + 1
-        else:
-            raise ValueError(f"layout must be half or interleaved, got {layout!r}")
-        angle = coordinates[k // each] * base ** (-(k % each) / each)
-        out[a] = x_row[a] * math.cos(angle) - x_row[b] * math.sin(angle)
-        out[b] = x_row[a] * math.sin(angle) + x_row[b] * math.cos(angle)
-    return out
+    pairs = ((*pair(k, dim, layout), coordinates[k // each] * base ** (-(k % each) / each)) for k in range(dim // 2))
+    return turned_row(x_row, pairs)
 
 
 def rotate_all(
@@ -66,10 +57,7 @@ def rotate_all(
     rotary_dim: int | None = None,
 ) -> Tensor:
     """Every token of x (B, H, N, head_dim), turned to positions (B, N) or (B, N, axes); in float64."""
-    out = [
-        [[rotate(row, positions[b][n], base, layout, rotary_dim) for n, row in enumerate(tokens)] for tokens in sample]
-        for b, sample in enumerate(heads(x))
-    ]
+    out = every_token(x, positions, lambda row, place, _: rotate(row, place, base, layout, rotary_dim))
     return torch.tensor(out, dtype=torch.float64)
 
 

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attention import Vector, heads
+from .attention import Vector
 from .case import HEAD_DIM, Case, rows
+from .turning import every_token
 
 
 def rotate(x_row: Vector, position: Sequence[float], shares: Sequence[int], base: float, half: bool = False) -> Vector:
@@ -38,11 +39,7 @@ def rotate(x_row: Vector, position: Sequence[float], shares: Sequence[int], base
 
 def turned(shares: Sequence[int], base: float, half: bool = False) -> Callable[[Tensor, Any], Tensor]:
     def all_of(x: Tensor, p: Any) -> Tensor:
-        places = rows(p)
-        out = [
-            [[rotate(row, places[b][n], shares, base, half) for n, row in enumerate(tokens)] for tokens in sample]
-            for b, sample in enumerate(heads(x))
-        ]
+        out = every_token(x, rows(p), lambda row, place, _: rotate(row, place, shares, base, half))
         return torch.tensor(out, dtype=torch.float64)
 
     return all_of

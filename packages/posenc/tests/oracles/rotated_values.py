@@ -8,36 +8,28 @@ transformers' modeling_deepseek_v4.py. Pair k of the slice is (2k, 2k + 1), or (
 position will do.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from .attention import heads
-from .case import HEAD_DIM, Case, rows
+from .attention import Vector
+from .case import HEAD_DIM, Case
+from .turning import pair, turns
 
 
-def turned(x: Tensor, positions: Any, n: int, base: float, layout: str, sense: int = 1) -> Tensor:
-    """Every token of x (B, H, N, d), turned to positions (B, N), or back."""
-    out = heads(x)
-    for b, sample in enumerate(heads(x)):
-        for h, tokens in enumerate(sample):
-            for t, row in enumerate(tokens):
-                for k in range(n // 2):
-                    pair = (k, k + n // 2) if layout == "half" else (2 * k, 2 * k + 1)
-                    first, second = (len(row) - n + c for c in pair)
-                    angle = sense * positions[b][t] * base ** (-2 * k / n)
-                    out[b][h][t][first] = row[first] * math.cos(angle) - row[second] * math.sin(angle)
-                    out[b][h][t][second] = row[first] * math.sin(angle) + row[second] * math.cos(angle)
-    return torch.tensor(out, dtype=torch.float64)
+def turned(n: int, base: float, layout: str, sense: int = 1) -> Callable[[Tensor, Any], Tensor]:
+    def angles(row: Vector, position: float) -> Iterator[tuple[int, int, float]]:
+        for k in range(n // 2):
+            yield *pair(k, n, layout, len(row) - n), sense * position * base ** (-2 * k / n)
+
+    return turns(angles)
 
 
 def by(n: int, base: float, layout: str) -> dict[str, Callable[..., Tensor]]:
     return {
-        "rotate": lambda x, p: turned(x, rows(p), n, base, layout),
-        "turn_values": lambda v, p, sense: turned(v, rows(p), n, base, layout, sense),
+        "rotate": turned(n, base, layout),
+        "turn_values": lambda v, p, sense: turned(n, base, layout, sense)(v, p),
     }
 
 
