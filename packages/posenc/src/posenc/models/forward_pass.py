@@ -12,8 +12,7 @@ from torch import Tensor
 
 from posenc.arguments import check_flag, check_type
 from posenc.backends.attention import attention
-from posenc.backends.plan import made as made_plan
-from posenc.backends.plan import planned
+from posenc.backends.plan import check
 from posenc.backends.request import Request
 from posenc.encoding.context import NOTHING, Features, Projected, check_wanted, continued, made
 from posenc.encoding.encoding import Context, Encoding
@@ -53,10 +52,7 @@ class LayerCall:
 
     def check(self, encoding: Encoding) -> None:
         """Raises the errors of `attend`, and computes nothing. What it finds is kept for `attend`."""
-        request = Request(query_positions=None, key_positions=None, **self._arguments(encoding))
-        plan, key = planned(request, self.backend)
-        if plan is None:
-            made_plan(request, self.backend, key)
+        check(Request(query_positions=None, key_positions=None, **self._arguments(encoding)), self.backend)
 
     def attend(self, encoding: Encoding, key_norms: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Attention by an encoding of these queries and keys, with their features."""
