@@ -14,7 +14,7 @@ from posenc import Positions, Scheme
 from posenc.command.cli import main
 from posenc.encoding import claims
 from posenc.encoding.claims import ClaimError, tried
-from posenc.encoding.pieces import Bias, Distance, Function, Meeting, Value
+from posenc.encoding.pieces import Bias, Distance, Function, RelativeDot, Value
 from tests.backends.grounds import KINDS, built
 from tests.rows import with_more
 
@@ -44,8 +44,8 @@ class Mine(Scheme):
         return (self.term,) if isinstance(self.term, Value) else ()
 
 
-def bias(at: Callable[[Tensor], Tensor], hides: bool = False, **claimed: Any) -> Scheme:
-    return Mine(Bias(at, Distance("Mine", **claimed), hides=hides))
+def bias(at: Callable[[Tensor], Tensor], masks: bool = False, **claimed: Any) -> Scheme:
+    return Mine(Bias(at, Distance("Mine", **claimed), masks=masks))
 
 
 FALSE: dict[str, tuple[Scheme, str]] = {
@@ -67,8 +67,8 @@ FALSE: dict[str, tuple[Scheme, str]] = {
         r"declares past=0, but is linear from 20 on only: at distance -21 head 0 has -22 .*: declare past=20$",
     ),
     "a table that ends before": (
-        Mine(Meeting(lambda r: TABLE[:, r + 8], Distance("Mine", integral=True, reach=(10,)))),
-        r"its Meeting declares reach=\(10,\), but distance 9 has no entry \(IndexError: ",
+        Mine(RelativeDot(lambda r: TABLE[:, r + 8], Distance("Mine", integral=True, reach=(10,)))),
+        r"its RelativeDot declares reach=\(10,\), but distance 9 has no entry \(IndexError: ",
     ),
     "a table that ends before, on two axes": (
         bias(lambda r: TABLE[:, r[..., 0] + 8, r[..., 1] + 1], axis=None, integral=True, reach=(9, 4)),
@@ -88,7 +88,7 @@ FALSE: dict[str, tuple[Scheme, str]] = {
     ),
     "what hides in secret": (
         bias(lambda r: line(r.abs()).masked_fill(r > 0, -torch.inf), tail="linear"),
-        r"declares hides=False, but some of its numbers are -inf: declare hides=True$",
+        r"declares masks=False, but some of its numbers are -inf: declare masks=True$",
     ),
 }
 
@@ -105,7 +105,7 @@ def test_a_false_claim_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 TRUE: dict[str, Scheme] = {
     "a line with a bend": bias(lambda r: line(r.abs() + (r.abs() - 20).clamp(min=0)), tail="linear", past=20),
-    "a line that hides": bias(lambda r: line(r.abs()).masked_fill(r > 0, -torch.inf), hides=True, tail="linear"),
+    "a line that hides": bias(lambda r: line(r.abs()).masked_fill(r > 0, -torch.inf), masks=True, tail="linear"),
     "a plateau": bias(lambda r: line(r.abs().clamp(max=20)), tail="constant", past=20),
     "a plateau, claimed late": bias(lambda r: line(r.abs().clamp(max=20)), tail="constant", past=33),
     "a table with a tail": bias(lambda r: TABLE[:, r.clamp(-8, 8) + 8, 0], integral=True, tail="constant", past=8),

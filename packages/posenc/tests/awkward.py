@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc import Positions
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row
+from posenc.encoding.pieces import AddedVector, Bias, CumulativeBias, Distance, Function, Piece, RelativeDot, Row
 from posenc.scheme import Scheme
 from posenc.schemes.softcap import capped as capped_at
 
@@ -70,8 +70,8 @@ def disentangled(head_dim: int, heads: int, k: int = 5, tail: Any = "constant") 
     def make(of_keys: Tensor, of_queries: Tensor) -> tuple[Piece, ...]:
         distance = Distance("Disentangled", integral=True, tail=tail, past=k, reach=reach)
         return (
-            Meeting(_clipped(of_keys, k), distance),
-            Meeting(_clipped(of_queries, k), distance, side="key"),
+            RelativeDot(_clipped(of_keys, k), distance),
+            RelativeDot(_clipped(of_queries, k), distance, side="key"),
         )
 
     return Pieces(make, of_keys=weight(heads, 2 * k + 1, head_dim), of_queries=weight(1, 2 * k + 1, head_dim))
@@ -82,7 +82,7 @@ def clocked(heads: int) -> Scheme:
 
     def make(table: Tensor) -> tuple[Piece, ...]:
         bias = Bias(_clipped(table, 3), Distance("Clocked", integral=True, tail="constant", past=3))
-        return Clock("clock"), bias
+        return CumulativeBias("clock"), bias
 
     return Pieces(make, table=weight(heads, 7))
 
@@ -92,7 +92,9 @@ def featured(head_dim: int, heads: int, k: int = 4) -> Scheme:
 
     def make(of_feature: Tensor, of_query: Tensor) -> tuple[Piece, ...]:
         distance = Distance("Featured", integral=True, tail="constant", past=k)
-        return Meeting(_clipped(of_feature, k), distance, feature="gist"), Meeting(_clipped(of_query, k), distance)
+        return RelativeDot(_clipped(of_feature, k), distance, feature="gist"), RelativeDot(
+            _clipped(of_query, k), distance
+        )
 
     return Pieces(make, of_feature=weight(heads, 2 * k + 1, 3), of_query=weight(1, 2 * k + 1, head_dim))
 
@@ -187,4 +189,4 @@ def bent_line(heads: int) -> Scheme:
 
 def of_each_key(head_dim: int) -> Scheme:
     """A vector of every key, of a content of its own."""
-    return Pieces(lambda u: (Fold("OfEachKey", query=u[None, :, None]),), u=weight(1, head_dim))
+    return Pieces(lambda u: (AddedVector("OfEachKey", query=u[None, :, None]),), u=weight(1, head_dim))

@@ -37,7 +37,7 @@ from posenc import (
     attention,
     logits,
 )
-from posenc.encoding.pieces import Clock, Distance, Meeting, Value
+from posenc.encoding.pieces import CumulativeBias, Distance, RelativeDot, Value
 from posenc.encoding.rotation import Rotation
 from posenc.models import Decoder, Encoder, ForwardPass, KVCache
 from posenc.schemes.catalog import CATALOG
@@ -265,9 +265,9 @@ def test_what_a_context_says_is_checked() -> None:
 class Clocked(Scheme):
     """A clock and nothing else (FoX)."""
 
-    def score(self, *_: Any) -> tuple[Clock]:
+    def score(self, *_: Any) -> tuple[CumulativeBias]:
         """One term."""
-        return (Clock("clock"),)
+        return (CumulativeBias("clock"),)
 
 
 @pytest.mark.parametrize("backend", ["reference", "native", "chunked"])
@@ -283,12 +283,12 @@ def test_pieces_that_contradict_themselves() -> None:
         return r.double()[None, ..., None].expand(1, *r.shape, WIDTH)
 
     straight = Distance("Straight", tail="linear")
-    for kind in (Meeting, Value):
+    for kind in (RelativeDot, Value):
         with pytest.raises(ValueError, match=r"^Straight: tail must be 'constant' or None for vectors, got 'linear'"):
             kind(table, straight)
     for contradiction in ({"side": "key"}, {"shift": torch.zeros(HEADS, WIDTH)}):
-        with pytest.raises(ValueError, match="a Meeting with a feature must have side='query' and no"):
-            Meeting(table, Distance("Plain"), feature="gist", **contradiction)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="a RelativeDot with a feature must have side='query' and no"):
+            RelativeDot(table, Distance("Plain"), feature="gist", **contradiction)  # type: ignore[arg-type]
 
 
 # --- heads that turn, and factors that come along ---------------------------------------------------------------------

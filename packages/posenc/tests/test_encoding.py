@@ -10,7 +10,7 @@ from torch import Tensor
 import posenc
 from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Sinusoidal, YaRN, attention
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row, Value
+from posenc.encoding.pieces import AddedVector, Bias, CumulativeBias, Distance, Function, RelativeDot, Row, Value
 from posenc.encoding.rotation import Rotation
 from posenc.lowering.distances import Block
 
@@ -142,9 +142,9 @@ def test_encodings_of_other_positions_cannot_be_added(other: tuple[Positions | N
         (Context(), "heads"),
         (Distance("Scheme"), "reach"),
         (Bias(torch.neg, Distance("Scheme")), "at"),
-        (Meeting(torch.neg, Distance("Scheme")), "vectors"),
-        (Fold("Scheme"), "query"),
-        (Clock("age"), "feature"),
+        (RelativeDot(torch.neg, Distance("Scheme")), "vectors"),
+        (AddedVector("Scheme"), "query"),
+        (CumulativeBias("age"), "feature"),
         (Function(torch.neg), "apply"),
         (Row(torch.neg), "apply"),
         (Value(torch.neg, Distance("Scheme")), "vectors"),

@@ -6,7 +6,7 @@ from posenc.command import progress
 from posenc.command.progress import Progress, for_stream
 
 
-class Clock:
+class CumulativeBias:
     now = 100.0
 
     def monotonic(self) -> float:
@@ -14,13 +14,13 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> CumulativeBias:
+    clock = CumulativeBias()
     monkeypatch.setattr(progress, "time", clock)
     return clock
 
 
-def test_no_time_is_told_before_there_is_a_pace_and_setting_up_is_no_part_of_it(clock: Clock) -> None:
+def test_no_time_is_told_before_there_is_a_pace_and_setting_up_is_no_part_of_it(clock: CumulativeBias) -> None:
     told = Progress()
     told.begin(1000)
     assert told.left == ""
@@ -37,7 +37,7 @@ def test_no_time_is_told_before_there_is_a_pace_and_setting_up_is_no_part_of_it(
     assert told.left == "0:10 left"
 
 
-def test_work_that_has_become_slower_is_told_by_its_present_pace(clock: Clock) -> None:
+def test_work_that_has_become_slower_is_told_by_its_present_pace(clock: CumulativeBias) -> None:
     """As passes of longer texts are, and passes on a machine that became busy."""
     told = Progress()
     told.begin(100)
@@ -56,7 +56,7 @@ def test_work_that_has_become_slower_is_told_by_its_present_pace(clock: Clock) -
     assert told.left == "0:41 left"  # 29 at the mean of 100 seconds for 70
 
 
-def test_slow_work_is_told_after_a_while(clock: Clock) -> None:
+def test_slow_work_is_told_after_a_while(clock: CumulativeBias) -> None:
     told = Progress()
     told.begin(1000)
     told.advance(1, "first")
@@ -65,7 +65,7 @@ def test_slow_work_is_told_after_a_while(clock: Clock) -> None:
     assert told.left == "9:58:48 left"
 
 
-def test_lines_leave_out_what_is_not_told(clock: Clock) -> None:
+def test_lines_leave_out_what_is_not_told(clock: CumulativeBias) -> None:
     file = io.StringIO()
     lines = for_stream(file)
     lines.begin(100)
@@ -75,7 +75,7 @@ def test_lines_leave_out_what_is_not_told(clock: Clock) -> None:
     assert file.getvalue() == "  1%  one\n 50%  two 3/4  (0:02 left)\n"
 
 
-def test_what_was_done_earlier_counts_in_the_share(clock: Clock) -> None:
+def test_what_was_done_earlier_counts_in_the_share(clock: CumulativeBias) -> None:
     file = io.StringIO()
     lines = for_stream(file)
     lines.begin(100)

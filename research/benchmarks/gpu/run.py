@@ -29,7 +29,7 @@ QUICK = ("nope", "rope", "alibi", "t5", "shaw", "fire", "transformer_xl")
 REAL, DRY = {"heads": 16, "head_dim": 64}, {"heads": 2, "head_dim": 16}
 DRY_SCHEMES, DRY_LENGTH = ("rope", "alibi"), 64
 
-Clock: TypeAlias = Callable[[Callable[[], object]], float]
+CumulativeBias: TypeAlias = Callable[[Callable[[], object]], float]
 """The milliseconds of a call."""
 
 
@@ -143,7 +143,7 @@ def tested(paths: Sequence[str], dry: bool) -> dict[str, Any]:
     }
 
 
-def clock_of(dry: bool, quick: bool, graphs: bool) -> Clock:
+def clock_of(dry: bool, quick: bool, graphs: bool) -> CumulativeBias:
     """The median of repeated calls by Triton's clock or, dry, the time of one call."""
     if dry:
 
@@ -172,7 +172,7 @@ def plan(schemes: Sequence[str] | None, lengths: Sequence[int]) -> Iterator[tupl
 
 
 def timed(
-    scheme: str, length: int, phase: str, backends: Sequence[str], rounds: int, clock: Clock, dry: bool
+    scheme: str, length: int, phase: str, backends: Sequence[str], rounds: int, clock: CumulativeBias, dry: bool
 ) -> dict[str, Any]:
     """The milliseconds of plain attention and of each way to the scheme in each turn, and the ratios; why a way refuses
     the call, and how another failed."""

@@ -32,7 +32,7 @@ def is_transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def is_undisturbed() -> bool:
+def is_eager() -> bool:
     """Whether operations run at once and as written: nothing compiles, traces, transforms or replaces them. A default
     device, which PyTorch implements as a mode, replaces nothing that is given a device."""
     return (
@@ -48,10 +48,10 @@ def is_undisturbed() -> bool:
     )
 
 
-def is_bare(tensors: Iterable[Tensor]) -> bool:
+def is_plain_memory(tensors: Iterable[Tensor]) -> bool:
     """Whether code that reads the memory of these tensors may be called without an operator of PyTorch's: nothing needs
     to see one, and no tensor is of another class or has flags that the dispatcher would resolve."""
-    if not is_undisturbed():
+    if not is_eager():
         return False
     for x in tensors:  # a loop, since this is asked in every call
         if type(x) not in PLAIN or x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x):
@@ -59,9 +59,9 @@ def is_bare(tensors: Iterable[Tensor]) -> bool:
     return True
 
 
-def is_direct(tensors: Iterable[Tensor]) -> bool:
+def can_bypass_dispatch(tensors: Iterable[Tensor]) -> bool:
     """Whether such code may be called without its custom operator, which a profiler is to see."""
-    return not torch.autograd.profiler._is_profiler_enabled and is_bare(tensors)
+    return not torch.autograd.profiler._is_profiler_enabled and is_plain_memory(tensors)
 
 
 def is_hooked(module: torch.nn.Module) -> bool:
@@ -163,7 +163,7 @@ def openmp(name: str) -> Any:
 
 
 @contextmanager
-def by_itself() -> Iterator[int]:
+def single_threaded() -> Iterator[int]:
     """Runs torch operations in this thread only; yields the number of threads.
 
     For many small loops: with several threads each would wait for the slowest, which on a busy machine waits for a

@@ -125,7 +125,7 @@ class Rotary(Scheme):
     ) -> Rotation:
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         # Small loops: on a busy machine, each would wait for its slowest thread.
-        with nullcontext() if torch.compiler.is_compiling() else compat.by_itself():
+        with nullcontext() if torch.compiler.is_compiling() else compat.single_threaded():
             return self._rotation(positions, dtype, context)
 
     def _rotation(self, positions: Positions, dtype: torch.dtype, context: Context | None) -> Rotation:

@@ -28,7 +28,18 @@ from posenc import (
 )
 from posenc.backends import chunked
 from posenc.backends.choice import BACKENDS
-from posenc.encoding.pieces import Bias, Clock, Fading, Fold, Function, Meeting, Piece, Row, Value, gives_weights
+from posenc.encoding.pieces import (
+    AddedVector,
+    Bias,
+    ChannelDecay,
+    CumulativeBias,
+    Function,
+    Piece,
+    RelativeDot,
+    Row,
+    Value,
+    gives_weights,
+)
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from posenc.schemes.t5 import T5
 from tests import awkward
@@ -184,11 +195,11 @@ def kind_of(term: Piece | Value) -> str:
             return "vectors in the output"
         case Row():
             return "a function of whole rows"
-        case Fold():
+        case AddedVector():
             return "a vector added to one side"
-        case Clock():
+        case CumulativeBias():
             return "a clock"
-        case Fading():
+        case ChannelDecay():
             return "a clock of each channel"
         case Function() if term.broken is not None:
             return "a broken line of both coordinates"
@@ -196,11 +207,11 @@ def kind_of(term: Piece | Value) -> str:
             return "a term of both coordinates"
         case Function():
             return {"relu times": "ReLU times a number", "cap": "a soft cap"}.get(term.formula or "", "a function")
-    assert isinstance(term, Bias | Meeting)
+    assert isinstance(term, Bias | RelativeDot)
     several = " of several coordinates" if term.distance.axis is None or term.distance.axes > 1 else ""
     several = " by segment" if term.distance.axis == "segment" else several
     if isinstance(term, Bias):
-        return "a bias that hides keys" if term.hides else f"a bias{several}"
+        return "a bias that hides keys" if term.masks else f"a bias{several}"
     return f"vectors that {'keys' if term.side == 'key' else 'queries'} meet{several}"
 
 
@@ -571,10 +582,10 @@ def case(
                 features[f"{side} {turn.feature}"] = drawn(batch, kv_heads, n, head_dim // 2)
     for piece in encoding.pieces:
         if (feature := getattr(piece, "feature", None)) is not None:
-            width = (piece.at(torch.zeros(1).long()).size(-1),) if isinstance(piece, Meeting) else ()
-            width = (head_dim,) if isinstance(piece, Fading) else width
+            width = (piece.at(torch.zeros(1).long()).size(-1),) if isinstance(piece, RelativeDot) else ()
+            width = (head_dim,) if isinstance(piece, ChannelDecay) else width
             for side, n in (("query", queries), ("key", keys)):
-                if side == "query" or not isinstance(piece, Meeting):
+                if side == "query" or not isinstance(piece, RelativeDot):
                     features[f"{side} {feature}"] = drawn(batch, heads, n, *width)
     return Case(kind, scheme, *tensors, query_positions, key_positions, how, features)
 

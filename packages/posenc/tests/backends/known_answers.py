@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.backends.call import Call
 from posenc.backends.native.proof import BLIND, BREAKS, FIXED, IN_DOUBLE, KNOWN, Question, measured, named, questions
 from posenc.backends.reference import REFERENCE
-from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Value
+from posenc.encoding.pieces import AddedVector, Bias, CumulativeBias, Distance, Function, Piece, RelativeDot, Value
 from posenc.schemes.distance_aware import rescaled
 from posenc.schemes.softcap import capped
 
@@ -30,15 +30,15 @@ def pieces(ask: Question, x: dict[str, Tensor]) -> tuple[list[Piece], list[Value
     at = {name: by_distance(x[name], low) for name, low in lows.items() if name != "plane"}
     found: list[Piece] = []
     if "vectors" in x:
-        found.append(Meeting(at["vectors"], LINE, feature="meeting" if "meeting" in x else None))
+        found.append(RelativeDot(at["vectors"], LINE, feature="meeting" if "meeting" in x else None))
     if "key_vectors" in x:  # the kernel's are scaled
-        found.append(Meeting(lambda r: at["key_vectors"](r) / ask.place.scale, LINE, side="key"))
+        found.append(RelativeDot(lambda r: at["key_vectors"](r) / ask.place.scale, LINE, side="key"))
     if "bias" in x:
         found.append(Bias(lambda r: at["bias"](r)[..., 0], LINE))
     if "shift" in x:
-        found.append(Fold("Known", query=x["shift"][None, :, None]))
+        found.append(AddedVector("Known", query=x["shift"][None, :, None]))
     if "query_clock" in x:
-        found.append(Clock("clock"))
+        found.append(CumulativeBias("clock"))
     if "lines" in x:
         found.append(Function(lambda score: score + broken(ask, x)))
     found += planar(ask, x)
@@ -67,7 +67,7 @@ def planar(ask: Question, x: dict[str, Tensor]) -> list[Piece]:
     for axis, name in enumerate(("by_row", "by_column")):
         if name in x:  # its numbers meet vectors of which each picks one
             picks = torch.eye(x[name].size(-1), dtype=x[name].dtype)[None]
-            found.append(Meeting(by_distance(picks, low), Distance("Known", axis, 2), feature=name))
+            found.append(RelativeDot(by_distance(picks, low), Distance("Known", axis, 2), feature=name))
     return found
 
 

@@ -89,7 +89,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(triton, "triton", lambda query, key, value, *_: emptied(query, value))
     monkeypatch.setattr(triton, "counted_for", lambda *_: None)
     monkeypatch.setattr(triton, "missing", lambda: None)
-    monkeypatch.setattr("posenc.compat.is_undisturbed", lambda: True)
+    monkeypatch.setattr("posenc.compat.is_eager", lambda: True)
     monkeypatch.setattr(cache, "stream_of", lambda device: made.stream if device.type == "cuda" else None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.is_capturing)
     monkeypatch.setattr(flex, "_SEEN", {})

@@ -12,7 +12,7 @@ import torch
 
 import posenc
 from posenc import FIRE, ALiBi, Positions, Shaw, Softcap, compat
-from posenc.backends.blockwise import Form
+from posenc.backends.blockwise import KernelLayout
 from posenc.backends.native import backend, library, operator
 from posenc.positions.tiles import Tiling, Visibility
 from posenc.schemes.relative_1d import Relative1D
@@ -103,7 +103,7 @@ def test_no_digit_of_the_output_depends_on_threads_or_on_the_rest_of_the_batch(
 def test_the_kernel_is_given_one_precision_alone() -> None:
     q = torch.randn(1, 2, 40, 16)
     text = Positions.arange(40).layout
-    none = ([], "", "", Tiling(text, text, Visibility()).flat(), Form([0, 0], [0] * 7).flat(), 1.0, 0.0)
+    none = ([], "", "", Tiling(text, text, Visibility()).flat(), KernelLayout([0, 0], [0] * 7).flat(), 1.0, 0.0)
     with pytest.raises(RuntimeError, match=r"the kernel takes value in torch.float32, got torch.float64"):
         torch.ops.posenc.native(q, q, q.double(), *none)
     with pytest.raises(RuntimeError, match=r"the kernel takes as many values as keys, got "):
@@ -214,11 +214,11 @@ def test_beside_the_kernel_torch_computes_by_itself_where_threads_are_few(thread
     made = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        with compat.by_itself() as given:
+        with compat.single_threaded() as given:
             assert given == threads
             assert torch.get_num_threads() == (1 if threads <= compat.FEW_THREADS else threads)
         assert torch.get_num_threads() == threads
-        with pytest.raises(KeyError), compat.by_itself():
+        with pytest.raises(KeyError), compat.single_threaded():
             raise KeyError
         assert torch.get_num_threads() == threads
     finally:

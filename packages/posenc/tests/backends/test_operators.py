@@ -67,7 +67,7 @@ def test_what_the_operator_promises_the_compiler_is_so(
     leaves = [x.detach().to(dtype).requires_grad_() for x in transposed()]
     made = SCHEMES[scheme]().to(torch.promote_types(dtype, torch.float32))
     with monkeypatch.context() as patched:
-        patched.setattr(compat, "is_direct", lambda tensors: False)
+        patched.setattr(compat, "can_bypass_dispatch", lambda tensors: False)
         patched.setattr(native, "native", lambda *given, prepared: calls.append(given) or operator(*given))
         posenc.attention(*leaves, made, is_causal=is_causal, backend="native")
     (given,) = calls
@@ -104,7 +104,7 @@ def check_directly_and_by_operator(scheme: str) -> None:
         name, directly = found()
     assert name == "posenc_nativeBackward"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compat, "is_direct", lambda tensors: False)
+        patch.setattr(compat, "can_bypass_dispatch", lambda tensors: False)
         name, by_operator = found()
     assert name != "posenc_nativeBackward"
     for one, other in zip(directly, by_operator, strict=True):

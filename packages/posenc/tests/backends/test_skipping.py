@@ -12,7 +12,7 @@ from posenc import FIRE, ALiBi, Positions, Shaw
 from posenc.backends import attention as room
 from posenc.backends.blockwise import counted_blocks
 from posenc.backends.call import Call
-from posenc.encoding.pieces import Bias, Clock, Distance
+from posenc.encoding.pieces import Bias, CumulativeBias, Distance
 from posenc.models import ForwardPass, KVCache
 from posenc.models.cache import NORMS
 from posenc.scheme import Scheme
@@ -29,7 +29,7 @@ def power(r: Tensor) -> Tensor:
 
 
 POWER = Pieces(lambda: (Bias(power, Distance("Power")),))
-CLOCK = Pieces(lambda: (Clock("forgotten"),))
+CLOCK = Pieces(lambda: (CumulativeBias("forgotten"),))
 SCHEMES = {
     "alibi": lambda: ALiBi(HEADS),
     "alibi on both sides": lambda: ALiBi(HEADS, "bidirectional"),

@@ -16,7 +16,7 @@ from posenc import KERPLE, Positions, Scheme, Shaw
 from posenc.backends import choice
 from posenc.backends.triton import backend, tasks
 from posenc.backends.triton.tasks import SPAN
-from posenc.encoding.pieces import Bias, Clock, Distance
+from posenc.encoding.pieces import Bias, CumulativeBias, Distance
 from tests.awkward import Pieces
 from tests.backends.test_triton import ON
 
@@ -53,7 +53,7 @@ SCHEMES: dict[str, Any] = {
     "a power": lambda: Pieces(lambda: (Bias(power, Distance("Power")),)),
     "a learned power": lambda: KERPLE(HEADS, "power"),
     "a line and Shaw's vectors": lambda: line() + Shaw(16, 5),
-    "a clock": lambda: Pieces(lambda: (Clock("forgotten"),)),
+    "a clock": lambda: Pieces(lambda: (CumulativeBias("forgotten"),)),
 }
 PLACES = {
     "text": lambda: Positions.arange(TOKENS),

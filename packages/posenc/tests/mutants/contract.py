@@ -137,7 +137,7 @@ MUTANTS = (
     Mutant(
         "the kernel always goes through its operator",
         compat,
-        "is_direct",
+        "can_bypass_dispatch",
         lambda tensors: False,
         partial(test_operators.check_directly_and_by_operator, "linear"),
     ),

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from posenc import Relative1D
-from posenc.encoding.pieces import Meeting
+from posenc.encoding.pieces import RelativeDot
 from posenc.schemes.catalog import entries_of
 from tests.mutants import Mutant, lines, oracles, undrawn
 from tests.schemes import test_laws
@@ -17,11 +17,11 @@ def of_a_fixed_length() -> None:
 RIGHT = Relative1D.score
 
 
-def clamped(self: Relative1D, *given: Any) -> tuple[Meeting]:
+def clamped(self: Relative1D, *given: Any) -> tuple[RelativeDot]:
     (made,) = RIGHT(self, *given)
     far = self.max_positions - 1
     distance = replace(made.distance, reach=None, tail="constant", past=far)  # type: ignore[attr-defined]
-    return (Meeting(lambda r: made.vectors(r.clamp(-far, far)), distance),)  # type: ignore[attr-defined]
+    return (RelativeDot(lambda r: made.vectors(r.clamp(-far, far)), distance),)  # type: ignore[attr-defined]
 
 
 AHEAD, BACK = "r + self.max_positions - 1", "self.max_positions - 1 - r"

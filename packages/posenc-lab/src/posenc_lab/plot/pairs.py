@@ -17,7 +17,7 @@ from torch import Tensor
 
 from posenc.arguments import check_flag, whole
 from posenc.encoding.context import projected_at_random
-from posenc.encoding.pieces import Bias, Fading, Meeting
+from posenc.encoding.pieces import Bias, ChannelDecay, RelativeDot
 from posenc.lowering.distances import Block
 from posenc.lowering.forms import dense
 from posenc.positions.positions import Positions
@@ -47,13 +47,13 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
     """
     encoding = scheme(query_positions, key_positions, doors=("score", "value"))
     pieces = encoding.pieces
-    kinds = {None if piece.reads_rows or isinstance(piece, Fading) else piece.adds for piece in pieces}
+    kinds = {None if piece.reads_rows or isinstance(piece, ChannelDecay) else piece.adds for piece in pieces}
     if kinds not in ({True}, {False}):
         raise ValueError(
             "schemes must add to the score or multiply it, got one that does both, neither, or needs the whole row or "
             "the contents: posenc plot overview draws it"
         )
-    tables = [_table_at_zero(piece) for piece in pieces if isinstance(piece, Bias | Meeting)]
+    tables = [_table_at_zero(piece) for piece in pieces if isinstance(piece, Bias | RelativeDot)]
     heads = panels.size_of(scheme, "num_heads", max((table.size(0) for table in tables), default=1))
     width = panels.size_of(scheme, "head_dim", head_dim)
     generator = torch.Generator().manual_seed(panels.SEED)
@@ -82,7 +82,7 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
     return score[0], BIAS if kinds == {True} else FACTOR
 
 
-def _table_at_zero(piece: Bias | Meeting) -> Tensor:
+def _table_at_zero(piece: Bias | RelativeDot) -> Tensor:
     """The entry of a piece at distance 0, (heads or 1, ...)."""
     distance = piece.distance
     axes = 1 if distance.reach is None else len(distance.reach)

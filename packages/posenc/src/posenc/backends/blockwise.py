@@ -21,14 +21,14 @@ from posenc.backends.cache import cached
 from posenc.backends.call import Call, Unless, never
 from posenc.compat import no_grad
 from posenc.encoding.pieces import (
+    AddedVector,
     Bias,
     BrokenLine,
-    Clock,
+    CumulativeBias,
     Distance,
-    Fold,
     Function,
-    Meeting,
     Piece,
+    RelativeDot,
     Row,
     Term,
     Value,
@@ -62,7 +62,7 @@ def inputs(call: Call) -> str | None:
 
 def order(call: Call) -> str | None:
     """Why terms of supported kinds cannot be computed in this order, or so many of them."""
-    folds = [piece for piece in call.pieces if isinstance(piece, Fold)]
+    folds = [piece for piece in call.pieces if isinstance(piece, AddedVector)]
     on_key = any(piece.key is not None for piece in folds)
     changing = [n for n, piece in enumerate(call.pieces) if _changes(piece)]
     if len(changing) > 1 or any(n not in (0, len(call.pieces) - 1) for n in changing):
@@ -73,7 +73,7 @@ def order(call: Call) -> str | None:
         return "a score term needs the score before a vector is added to the key"
     if changing[:1] == [0] and folds:
         return "a score term needs the score before a vector is added to the query"
-    if sum(isinstance(piece, Clock) for piece in call.pieces) > 1:
+    if sum(isinstance(piece, CumulativeBias) for piece in call.pieces) > 1:
         return "there is more than one cumulative feature"
     return None
 
@@ -103,12 +103,12 @@ def long_tables(call: Call) -> str | None:
 # -- of a term --------------------------------------------------------------------------------------------------------
 
 
-def _differs_between_queries(piece: Fold, call: Call) -> bool:
+def _differs_between_queries(piece: AddedVector, call: Call) -> bool:
     query = piece.query
     return query is not None and not (query.dim() == 4 and query.size(0) == query.size(2) == 1)
 
 
-def _differs_between_heads(piece: Fold, call: Call) -> bool:
+def _differs_between_heads(piece: AddedVector, call: Call) -> bool:
     return piece.key is not None and not one_or(piece.key.size(1), call.key.size(1))
 
 
@@ -116,7 +116,7 @@ NO_SEGMENTS = Unless(
     "a score term depends on segments", lambda term, call: term.distance is not None and term.distance.axis == "segment"
 )
 ONE_AXIS = Unless("a score term depends on several coordinates", lambda term, call: term.is_planar)
-HIDES = Unless("a score term masks keys", lambda piece, call: piece.hides)
+HIDES = Unless("a score term masks keys", lambda piece, call: piece.masks)
 SAME_FOR_QUERIES = Unless("a vector added to the query differs from token to token", _differs_between_queries)
 SAME_FOR_GROUPS = Unless("a vector added to the key differs from query head to query head", _differs_between_heads)
 BY_DISTANCE = Unless("a score term is a function of both coordinates", lambda piece, call: piece.reads_coordinates)
@@ -124,9 +124,9 @@ NO_ROWS = never("a score term needs whole rows of scores")
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = {
     Bias: (HIDES, ONE_AXIS),
-    Meeting: (NO_SEGMENTS, ONE_AXIS),
-    Fold: (SAME_FOR_QUERIES, SAME_FOR_GROUPS),
-    Clock: (),
+    RelativeDot: (NO_SEGMENTS, ONE_AXIS),
+    AddedVector: (SAME_FOR_QUERIES, SAME_FOR_GROUPS),
+    CumulativeBias: (),
     Function: (ONE_AXIS, BY_DISTANCE),
     Row: NO_ROWS,
     Value: (ONE_AXIS,),
@@ -234,7 +234,7 @@ def _reach_of_plane(call: Call, pieces: Sequence[Piece]) -> tuple[int, int] | No
     return (low, high) if low <= high else (0, 0)  # all pairs beyond the reach are masked
 
 
-def tables_of_plane(pieces: Sequence[Bias | Meeting], call: Call, block: Block) -> tuple[int, dict[str, Tensor]]:
+def tables_of_plane(pieces: Sequence[Bias | RelativeDot], call: Call, block: Block) -> tuple[int, dict[str, Tensor]]:
     """The difference of the first entry, and the tensors of planar pieces by name: "plane" (heads, entries, entries),
     "by_row" and "by_column" (batch, heads, queries, entries), and the coordinates (rows, tokens, 2)."""
     heads = call.query.size(1)
@@ -275,7 +275,7 @@ OF_POSITIONS = frozenset(
 FUNCTIONS = {"relu times": 1, "cap": 2}  # functions that kernels support, by `Function.formula`
 
 
-class Form(NamedTuple):
+class KernelLayout(NamedTuple):
     """What an operator takes in whole numbers: a function of the score and whether it comes last; the distance of the
     first entry of each possible table; and where the kernel rotates, the first channel and 1 if interleaved, else 0."""
 
@@ -292,13 +292,13 @@ class Form(NamedTuple):
         return [*self.function, *self.lows, *self.turn]
 
     @staticmethod
-    def unflat(numbers: Sequence[int]) -> Form:
+    def unflat(numbers: Sequence[int]) -> KernelLayout:
         """The inverse of `flat`."""
         past = 2 + len(POSSIBLE)
-        return Form(numbers[:2], numbers[2:past], numbers[past:])
+        return KernelLayout(numbers[:2], numbers[2:past], numbers[past:])
 
 
-class Given:
+class KernelOperands:
     """The arguments of a kernel besides query and value: the key, tensors by name, and the first entries of tables.
 
     - "bias" and "factor" (heads or 1, entries, 1), "vectors" and "values" (heads or 1, entries, width).
@@ -314,7 +314,7 @@ class Given:
     tails: tuple[str | None, ...] = ("constant",)  # those for which a table ends where they begin
 
     def __init__(self, call: Call) -> None:
-        planar = [piece for piece in call.pieces if piece.is_planar and isinstance(piece, (Bias, Meeting))]
+        planar = [piece for piece in call.pieces if piece.is_planar and isinstance(piece, (Bias, RelativeDot))]
         if planar:
             call = replace(call, pieces=tuple(piece for piece in call.pieces if not piece.is_planar))
         self.call = call
@@ -345,7 +345,7 @@ class Given:
     def _biases_and_meetings(self, block: Block) -> None:
         call, heads = self.call, self.call.query.size(1)
         biases = [piece for piece in call.pieces if isinstance(piece, Bias)]
-        meetings = [piece for piece in call.pieces if isinstance(piece, Meeting)]
+        meetings = [piece for piece in call.pieces if isinstance(piece, RelativeDot)]
         shifted = [piece for piece in meetings if piece.shift is not None]  # these also add a bias
         of_vectors = [piece.distance for piece in meetings]
         of_lines = [piece.distance for piece in biases]
@@ -391,14 +391,14 @@ class Given:
             lines = [line_of(term.vectors, term.distance, block, r) for term in call.values]
             self._put("values", low, reduce(torch.add, lines))
         for piece in call.pieces:
-            if isinstance(piece, Fold):
+            if isinstance(piece, AddedVector):
                 self._fold(piece, block)
-            elif isinstance(piece, Clock):
+            elif isinstance(piece, CumulativeBias):
                 self._clock(piece, block)
             elif isinstance(piece, Function):
                 self._function(piece, block)
 
-    def _fold(self, piece: Fold, block: Block) -> None:
+    def _fold(self, piece: AddedVector, block: Block) -> None:
         if piece.key is not None:
             check_width(piece.key, self.call.query, piece.scheme)
             self.key = self.key + piece.key.to(self.call.dtype)
@@ -408,7 +408,7 @@ class Given:
             u = block.of_heads(piece.query[0, :, 0].to(self.call.dtype), piece.scheme).expand(heads, -1)
             self.tensors["shift"] = self.tensors["shift"] + u if "shift" in self.tensors else u
 
-    def _clock(self, piece: Clock, block: Block) -> None:
+    def _clock(self, piece: CumulativeBias, block: Block) -> None:
         batch, heads = self.call.query.shape[:2]
         for side in ("query", "key"):
             self.tensors[f"{side}_clock"] = block.feature(piece.feature, side).expand(batch, heads, -1).double()
@@ -451,7 +451,7 @@ class Given:
             " ".join(self.tensors),
             " ".join(name for name, x in self.tensors.items() if is_learned and x.requires_grad),
             Tiling(*self.call.layouts, self.call.visibility).flat(),
-            Form(self.function, [self.lows.get(name, 0) for name in POSSIBLE], turn).flat(),
+            KernelLayout(self.function, [self.lows.get(name, 0) for name in POSSIBLE], turn).flat(),
         )
 
 
@@ -511,7 +511,7 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     groups = heads // call.key.size(1)
     query = block.query
     for piece in call.pieces:
-        if isinstance(piece, Fold) and piece.query is not None:
+        if isinstance(piece, AddedVector) and piece.query is not None:
             query = query + added_to_query(piece, piece.query, block).to(query.dtype)
     mine = block.key[:, :, None, own : own + query.size(2)]
     score = (query.unflatten(1, (-1, groups)) * mine).sum(-1).flatten(1, 2) * call.scale
@@ -521,13 +521,13 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     if near.bias is not None and near.own is not None:
         most, score = most + near.bias, score + near.own
     for piece, vectors in zip(call.pieces, near.vectors, strict=True):
-        if isinstance(piece, Meeting):
+        if isinstance(piece, RelativeDot):
             at_most = meets(piece, block).norm(dim=-1) * vectors
             if piece.side == "key":
                 most, score = most + _blocks(at_most, size)[..., None, :], score - at_most.amax(-1, keepdim=True)
             else:
                 most, score = most + _blocks(at_most, size)[..., None], score - at_most
-        elif isinstance(piece, Clock):
+        elif isinstance(piece, CumulativeBias):
             here, there = (block.feature(piece.feature, side).expand(-1, heads, -1) for side in ("query", "key"))
             most = most + (_blocks(here, size)[..., None] + _blocks(-there, size)[..., None, :]).to(most.dtype)
             score = score + (here - there[..., own : own + query.size(2)]).to(score.dtype)
@@ -537,7 +537,8 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
 
 class _Near(NamedTuple):
     """What no query or key is part of: the highest bias of every block (rows, heads, query_blocks, key_blocks) and that
-    of a query's own key (heads, 1), or None; and for each `Meeting` the norm of its longest vector (heads or 1, 1)."""
+    of a query's own key (heads, 1), or None; and for each `RelativeDot` the norm of its longest vector (heads or 1,
+    1)."""
 
     bias: Tensor | None
     own: Tensor | None
@@ -548,7 +549,7 @@ def _near(call: Call, size: int, reach: tuple[int, int]) -> _Near:
     block, heads = call.raw_block(), call.query.size(1)
     r = torch.arange(reach[0], reach[1] + 1, device=call.query.device)
     vectors = tuple(
-        line_of(p.at, p.distance, block, r).norm(dim=-1).amax(-1)[:, None] if isinstance(p, Meeting) else None
+        line_of(p.at, p.distance, block, r).norm(dim=-1).amax(-1)[:, None] if isinstance(p, RelativeDot) else None
         for p in call.pieces
     )
     lines = [line_of(p.at, p.distance, block, r).expand(heads, -1) for p in call.pieces if isinstance(p, Bias)]
@@ -569,9 +570,9 @@ def own_keys(call: Call) -> int | None:
     upper bounds; else None."""
     fades = any(piece.fades for piece in call.pieces)
     known = all(
-        isinstance(p, Clock)
-        or (isinstance(p, (Bias, Meeting)) and not p.hides and not p.is_planar)
-        or (isinstance(p, Fold) and p.key is None)
+        isinstance(p, CumulativeBias)
+        or (isinstance(p, (Bias, RelativeDot)) and not p.masks and not p.is_planar)
+        or (isinstance(p, AddedVector) and p.key is None)
         for p in call.pieces
     )
     seen = call.visibility
@@ -640,7 +641,7 @@ class _Once(torch.autograd.Function):
 
 def derived_once(out: Tensor) -> Tensor:
     """The output of PyTorch's attention. A second derivative through its fused kernel raises ValueError."""
-    node = out.grad_fn if compat.is_undisturbed() else None
+    node = out.grad_fn if compat.is_eager() else None
     if node is not None and "ScaledDotProduct" in node.name():
         node.register_hook(
             lambda grads, _: tuple(_Once.apply(x) if x is not None and x.requires_grad else x for x in grads)  # type: ignore[no-untyped-call]
@@ -658,7 +659,7 @@ class Rows:
 
     def take(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Both, once, the output in a dtype; copies, since autograd takes them for results of the operator."""
-        assert not self.is_taken, "of_whole_rows must hold one call of an operator"
+        assert not self.is_taken, "using_global_lse must hold one call of an operator"
         self.is_taken = True
         return self.out.to(like.dtype, copy=True), self.lse.clone()
 
@@ -667,7 +668,7 @@ _ROWS: ContextVar[Rows | None] = ContextVar("rows", default=None)
 
 
 @contextmanager
-def of_whole_rows(out: Tensor, lse: Tensor) -> Iterator[Rows]:
+def using_global_lse(out: Tensor, lse: Tensor) -> Iterator[Rows]:
     """A context for one call of attention to a part of the keys, whose gradients are wanted: those of the part that
     follow from gradients of whole rows, whose output and log-sum-exp are given. If the operators here compute the call,
     `Rows.is_taken` is set, its forward pass is left out, and it returns what was given."""
@@ -683,16 +684,15 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
     """Registers two functions as the custom operators ``name`` and ``name_backward``, the second as the derivative of
     the first, and returns a function that does the same as the first operator.
 
-    ``forward`` takes query, key, value, `Given.arguments` and the scale, and returns output and log-sum-exp.
+    ``forward`` takes query, key, value, `KernelOperands.arguments` and the scale, and returns output and log-sum-exp.
     ``backward`` takes the gradients of both, query, key, value, output, log-sum-exp and the rest, and returns the
     gradients of query, key and value, and of learned tensors.
 
     The returned function calls ``forward`` directly unless something compiles, traces, transforms or profiles the
-    operator, or a tensor is not plain memory (`compat.is_direct`): PyTorch's dispatch of a custom operator takes as
-    long as attention over 64 tokens (docs/decisions/006-plan-per-pass.md). ``prepared`` may have a ``forward`` and a
-    ``backward`` that do the same as these two for the same arguments, faster, and ``has_plain_memory`` if the tensors
-    that are given with it have.
-    """
+    operator, or a tensor is not plain memory (`compat.can_bypass_dispatch`): PyTorch's dispatch of a custom operator
+    takes as long as attention over 64 tokens (docs/decisions/006-plan-per-pass.md). ``prepared`` may have a ``forward``
+    and a ``backward`` that do the same as these two for the same arguments, faster, and ``has_plain_memory`` if the
+    tensors that are given with it have."""
     op = torch.library.custom_op(name, forward, mutates_args=())
     op_backward = torch.library.custom_op(f"{name}_backward", backward, mutates_args=())
 
@@ -721,7 +721,7 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
             return [None] * (3 + len(given))
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()
         tensors = [x for x in (dout, dlse, *saved) if x is not None]
-        run = backward if not torch.is_grad_enabled() and compat.is_direct(tensors) else op_backward
+        run = backward if not torch.is_grad_enabled() and compat.can_bypass_dispatch(tensors) else op_backward
         found = run(dout, dlse, query, key, value, out, lse, given, *ctx.rest)
         names, learned = ctx.rest[0].split(), ctx.rest[1].split()
         of = dict(zip(learned, found[3:], strict=True))
@@ -756,7 +756,7 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
         query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor], *rest: Any, prepared: Any = None
     ) -> Any:
         is_known = prepared is not None and prepared.has_plain_memory  # of what is given with it
-        if not compat.is_direct((query, key, value) if is_known else (query, key, value, *given)):
+        if not compat.can_bypass_dispatch((query, key, value) if is_known else (query, key, value, *given)):
             return op(query, key, value, given, *rest)
         if torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value, *given)):
             return direct.apply(prepared, rest, query, key, value, *given)

@@ -58,7 +58,7 @@ def cached(
     what was made before is read at each replay, so it is never freed. What is made in inference mode stays there.
     Nothing is kept where operations are traced or replaced.
     """
-    if store is None or not compat.is_undisturbed():
+    if store is None or not compat.is_eager():
         return make()
     stream = stream_of(device)
     key = key, device, torch.is_inference_mode_enabled()

@@ -14,13 +14,13 @@ from posenc.backends.blockwise import computed_share, distances_of
 from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
-from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out
+from posenc.backends.native.backend import NATIVE, keeps_bfloat16, skips_keys
 from posenc.backends.native.library import warn_if_not_built
 from posenc.backends.races import kernel_is_ahead
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.triton.backend import TRITON, counted_share
-from posenc.encoding.pieces import Bias, Function, Meeting
+from posenc.encoding.pieces import Bias, Function, RelativeDot
 from posenc.positions.tiles import tiles
 
 BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, FLEX, CHUNKED, REFERENCE)
@@ -75,7 +75,7 @@ def named(call: Call, name: str, needs_lse: str | None = None) -> Backend:
     return known[name]
 
 
-class _Asked:
+class CallFacts:
     """A call, and what is asked of it before it is run. What takes time is asked once; without
     `functools.cached_property`, which a compiled graph does not know."""
 
@@ -199,7 +199,7 @@ class Choice(NamedTuple):
     """A backend that "auto" takes, when, and why; None: as `kernel_is_ahead` says."""
 
     backend: Backend
-    when: Callable[[_Asked], bool]
+    when: Callable[[CallFacts], bool]
     why: str | None
 
 
@@ -210,22 +210,22 @@ FAR = "the scores are constant or linear at large distances, where the kernel ne
 LEARNED = "a table by distance is learned, and the kernel sums its gradient without atomic additions"
 
 CHOICES = (
-    Choice(REFERENCE, _Asked.is_forward_mode, "no fused kernel has a forward-mode derivative"),
-    Choice(NATIVE, _Asked.is_ahead, None),
-    Choice(SDPA, _Asked.needs_no_mask, "nothing is added to the scores, so the fused kernel suffices"),
-    Choice(NATIVE, _Asked.suits_few_queries, "there are few queries, and the kernel reads keys only once"),
-    Choice(TRITON, _Asked.splits_keys, "there are few queries, and the kernel splits the keys over its programs"),
-    Choice(SDPA, _Asked.has_few_rows, FEW),
-    Choice(NATIVE, _Asked.suits_kernel, ON_THE_FLY),
-    Choice(SDPA, _Asked.has_small_mask, "there are few enough tokens for a dense mask"),
-    Choice(REFERENCE, _Asked.has_few_dense_rows, FEW),
-    Choice(TRITON, _Asked.meets_vectors, VECTORS),
-    Choice(TRITON, _Asked.is_simple_far_away, FAR),
-    Choice(TRITON, _Asked.is_learned, LEARNED),
-    Choice(FLEX, _Asked.has_function, "a fused kernel computes the score function on the fly"),
-    Choice(SDPA, _Asked.has_mask, "there are few enough scores for a dense mask"),
-    Choice(REFERENCE, _Asked.has_few_scores, "there are few scores"),
-    Choice(CHUNKED, _Asked.is_any, "the scores are too many to hold at once"),
+    Choice(REFERENCE, CallFacts.is_forward_mode, "no fused kernel has a forward-mode derivative"),
+    Choice(NATIVE, CallFacts.is_ahead, None),
+    Choice(SDPA, CallFacts.needs_no_mask, "nothing is added to the scores, so the fused kernel suffices"),
+    Choice(NATIVE, CallFacts.suits_few_queries, "there are few queries, and the kernel reads keys only once"),
+    Choice(TRITON, CallFacts.splits_keys, "there are few queries, and the kernel splits the keys over its programs"),
+    Choice(SDPA, CallFacts.has_few_rows, FEW),
+    Choice(NATIVE, CallFacts.suits_kernel, ON_THE_FLY),
+    Choice(SDPA, CallFacts.has_small_mask, "there are few enough tokens for a dense mask"),
+    Choice(REFERENCE, CallFacts.has_few_dense_rows, FEW),
+    Choice(TRITON, CallFacts.meets_vectors, VECTORS),
+    Choice(TRITON, CallFacts.is_simple_far_away, FAR),
+    Choice(TRITON, CallFacts.is_learned, LEARNED),
+    Choice(FLEX, CallFacts.has_function, "a fused kernel computes the score function on the fly"),
+    Choice(SDPA, CallFacts.has_mask, "there are few enough scores for a dense mask"),
+    Choice(REFERENCE, CallFacts.has_few_scores, "there are few scores"),
+    Choice(CHUNKED, CallFacts.is_any, "the scores are too many to hold at once"),
 )
 """Read from the top: the first row that applies is taken, so each relies on those above it."""
 
@@ -239,7 +239,7 @@ def _changes_keys(call: Call) -> bool:
 def _meets_vectors(call: Call) -> bool:
     """Whether queries or weights are multiplied with vectors by distance, for which other kernels would gather a vector
     per pair or store the products of each query with every distance."""
-    return len(call.values) > 0 or any(isinstance(piece, Meeting) for piece in call.pieces)
+    return len(call.values) > 0 or any(isinstance(piece, RelativeDot) for piece in call.pieces)
 
 
 def _has_learned_tables(call: Call) -> bool:
@@ -267,7 +267,7 @@ def _pairs_per_tile(call: Call) -> float:
 
 def choose(call: Call) -> tuple[Backend, str]:
     """The backend for "auto", and the reason: the first row of `CHOICES` that applies."""
-    asked = _Asked(call)
+    asked = CallFacts(call)
     for choice in CHOICES:
         if choice.when(asked):
             break
@@ -285,7 +285,7 @@ def explain(call: Call) -> Explanation:
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0
-    if backend is FLEX or (backend is NATIVE and leaves_out(call.turned())):
+    if backend is FLEX or (backend is NATIVE and skips_keys(call.turned())):
         computed = computed_share(call.turned())
     elif backend is TRITON:
         computed = counted_share(call.turned())

@@ -47,7 +47,7 @@ from posenc import compat
 from posenc.backends.blockwise import counted_blocks, orders_seen, seen_blocks
 from posenc.backends.cache import cached
 from posenc.backends.call import Backend, Call, Unless, cleared, never
-from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
+from posenc.encoding.pieces import AddedVector, Bias, CumulativeBias, Function, Piece, RelativeDot, Row, Term, Value
 from posenc.lowering.distances import FARTHEST, Pair, shift_of
 from posenc.lowering.forms import ScoreFunction, fold, function
 from posenc.positions.positions import PADDING, Positions
@@ -127,9 +127,9 @@ SHORTEST = 16  # the minimum length on CPU, by padding
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = {
     Bias: (),
-    Meeting: (),
-    Fold: (),
-    Clock: (),
+    RelativeDot: (),
+    AddedVector: (),
+    CumulativeBias: (),
     Function: (
         Unless(
             "a score term is a function of both coordinates, which FlexAttention does not support",
@@ -245,8 +245,10 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def _reads_pairs(piece: Piece) -> bool:
     """Whether the score_mod reads a number for each pair, rather than some for each query, key or head."""
-    is_straight = isinstance(piece, Bias) and piece.distance.tail == "linear" and piece.distance.past == 0
-    return not (is_straight or isinstance(piece, Clock) or (isinstance(piece, Function) and piece.distance is None))
+    has_linear_tail = isinstance(piece, Bias) and piece.distance.tail == "linear" and piece.distance.past == 0
+    return not (
+        has_linear_tail or isinstance(piece, CumulativeBias) or (isinstance(piece, Function) and piece.distance is None)
+    )
 
 
 # --- the scores -----------------------------------------------------------------------------------------------------

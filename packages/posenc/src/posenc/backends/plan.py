@@ -16,7 +16,7 @@ from posenc.backends import bands, cache
 from posenc.backends.cache import MOST, cached
 from posenc.backends.call import Backend, Call, Direct
 from posenc.backends.native.library import missing
-from posenc.backends.request import DTYPES, NO_DEFAULTS, Request, default_positions, is_autocast, of_scheme
+from posenc.backends.request import DTYPES, POSITIONS_REQUIRED_BY, Request, default_positions, is_autocast, of_scheme
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pieces import gives_weights
 from posenc.encoding.staleness import (
@@ -47,7 +47,7 @@ def bound(request: Request) -> Encoding | None:
     each call, and that is called without hooks. Attributes and parameters are compared in every call.
     """
     scheme, query, key = request.encoding, request.query, request.key
-    if isinstance(scheme, Encoding) or not compat.is_undisturbed():
+    if isinstance(scheme, Encoding) or not compat.is_eager():
         return None
     if request.query_positions is not None or request.key_positions is not None:
         return None
@@ -68,7 +68,7 @@ def bound(request: Request) -> Encoding | None:
 
     if scheme is None:
         return cached(cache.texts, ends, key.device, plain)
-    if NO_DEFAULTS or not isinstance(scheme, Scheme) or not type(scheme).__module__.startswith(KNOWN):
+    if POSITIONS_REQUIRED_BY or not isinstance(scheme, Scheme) or not type(scheme).__module__.startswith(KNOWN):
         return None
     state = _state(scheme)
     if state is None:
@@ -214,7 +214,7 @@ def signature_of(request: Request, backend: str) -> Hashable:
     """All that a plan depends on besides its encoding. None if no plan may be kept: without an encoding to keep it with
     or if its terms may read what nobody counts, for tensors of other classes, and where operations are traced."""
     encoding, query, window = request.encoding, request.query, request.window
-    if not isinstance(encoding, Encoding) or not compat.is_undisturbed():
+    if not isinstance(encoding, Encoding) or not compat.is_eager():
         return None
     learns = encoding._learns()
     if learns is None or request.query_positions is not None or request.key_positions is not None:

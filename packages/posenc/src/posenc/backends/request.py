@@ -25,7 +25,7 @@ from posenc.schedule import BOUND_BY_LAYER, Schedule
 from posenc.scheme import Scheme, bare_parts, is_scheme, to_pass
 
 FOR_PADDING = "for a tokenizer's mask pass scheme(Positions.padded(mask))"
-NO_DEFAULTS: list[str] = []
+POSITIONS_REQUIRED_BY: list[str] = []
 """Why positions must be given: messages of the contexts that are open in which tokens are a part of a text."""
 Align: TypeAlias = Literal["lower_right", "upper_left"]
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -82,8 +82,13 @@ class Request:
             encoding.check(self.query, self.key)
             encoding.check_token_doors(query, key)  # as they came: an expanded tensor has no mark
             return encoding
-        if NO_DEFAULTS and encoding is not None and self.query_positions is None and self.key_positions is None:
-            raise ValueError(NO_DEFAULTS[-1])
+        if (
+            POSITIONS_REQUIRED_BY
+            and encoding is not None
+            and self.query_positions is None
+            and self.key_positions is None
+        ):
+            raise ValueError(POSITIONS_REQUIRED_BY[-1])
         if self.align is None and query.size(2) > key.size(2) and self._reads_positions(encoding):
             raise ValueError(
                 f"queries are by default the last of the keys, but there are {query.size(2)} queries and "

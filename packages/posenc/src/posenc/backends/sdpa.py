@@ -12,16 +12,27 @@ from torch.nn import functional as F
 from posenc import compat
 from posenc.backends.blockwise import derived_once
 from posenc.backends.call import Backend, Call, Direct, Unless, cleared, if_any, in_sight, never
-from posenc.encoding.pieces import Bias, Clock, Fading, Fold, Function, Meeting, Piece, Row, Term, Value
+from posenc.encoding.pieces import (
+    AddedVector,
+    Bias,
+    ChannelDecay,
+    CumulativeBias,
+    Function,
+    Piece,
+    RelativeDot,
+    Row,
+    Term,
+    Value,
+)
 from posenc.lowering.forms import added, fold
 from posenc.positions.tiles import same_run, sees_all
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = {
     Bias: (),
-    Meeting: (),
-    Fold: (),
-    Clock: (),
-    Fading: (),
+    RelativeDot: (),
+    AddedVector: (),
+    CumulativeBias: (),
+    ChannelDecay: (),
     Function: (
         Unless(
             "a score term is not additive, and the fused kernel only adds a mask", lambda piece, call: not piece.adds
@@ -71,7 +82,7 @@ def _folded(call: Call) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
     """
     if call.has_few_queries or not call.pieces:
         return call.query, call.key, call.pieces
-    adds = call.query.device.type == "cpu" and any(isinstance(piece, Fold) for piece in call.pieces)
+    adds = call.query.device.type == "cpu" and any(isinstance(piece, AddedVector) for piece in call.pieces)
     return fold(call.pieces, call.block() if adds else call.raw_block())
 
 
@@ -112,8 +123,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     else:
         mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
         # Without masking, no row is fully masked.
-        hides = any(not isinstance(piece, Bias) or piece.hides for piece in left)
-        finite = visible is None and call.attn_mask is None and not hides
+        masks = any(not isinstance(piece, Bias) or piece.masks for piece in left)
+        finite = visible is None and call.attn_mask is None and not masks
         blind = None if finite else (mask == -torch.inf).all(-1, keepdim=True)
     blind = if_any(blind)
     if blind is not None and mask is not None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, shown
 from posenc.backends.bands import merge, sink_of
-from posenc.backends.request import NO_DEFAULTS
+from posenc.backends.request import POSITIONS_REQUIRED_BY
 from posenc.compat import uncompiled
 from posenc.distributed.cache import ShardedCache
 from posenc.distributed.counts import METHODS, Method, Sizes, Work, count, groups, refusals
@@ -324,12 +324,12 @@ def sharded(sharding: Sharding, method: Method = "ring") -> Iterator[None]:
     check_choice("method", method, METHODS)
     exchange = _Exchange(sharding, method)
     EXCHANGES.append(exchange)
-    NO_DEFAULTS.append(BOUND)
+    POSITIONS_REQUIRED_BY.append(BOUND)
     try:
         yield
     finally:
         EXCHANGES.remove(exchange)
-        NO_DEFAULTS.remove(BOUND)
+        POSITIONS_REQUIRED_BY.remove(BOUND)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posenc.backends.blockwise import of_whole_rows
+from posenc.backends.blockwise import using_global_lse
 from posenc.distributed.sharding import Needs, Shards
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import differences, skip_threshold, skipped_by_default
@@ -268,7 +268,7 @@ class _Attend(torch.autograd.Function):
                         x.detach().requires_grad_(x.is_floating_point()) for x in (query[:, mine], *keys, *leaves)
                     )
                     dout_here, delta_here = dout[:, mine].to(wide), delta[:, mine]
-                    whole = of_whole_rows(out[:, mine], lse[:, mine]) if ring.is_one_call else nullcontext()
+                    whole = using_global_lse(out[:, mine], lse[:, mine]) if ring.is_one_call else nullcontext()
                     with whole as rows, torch.enable_grad():
                         out_of_block, lse_of_block = ring.run(part, ring.source(step), q, k, v, of_block)
                     if rows is not None and rows.is_taken:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from posenc import compat
 from posenc.encoding.encoding import Encoding
-from posenc.encoding.pieces import Bias, Distance, Function, Meeting, Value
+from posenc.encoding.pieces import Bias, Distance, Function, RelativeDot, Value
 from posenc.positions.positions import Positions
 
 NEAR, FARTHEST = 64, 20  # beyond `past`, so many distances in a row are tried, and powers of two up to this one
 FAILURES = (IndexError, RuntimeError)  # of a table without such an entry
 
 _is_on = sys.flags.dev_mode  # python -X dev
-_OfDistance: TypeAlias = "Bias | Meeting | Function | Value"
+_OfDistance: TypeAlias = "Bias | RelativeDot | Function | Value"
 
 
 class ClaimError(ValueError):
@@ -72,7 +72,7 @@ def check_bound(scheme: nn.Module, encoding: Encoding) -> None:
         if term.distance is not None:
             for positions in (encoding.query_positions, encoding.key_positions):
                 coordinates(term.distance, positions)
-    if torch.compiler.is_compiling() or not _is_on or not compat.is_undisturbed():
+    if torch.compiler.is_compiling() or not _is_on or not compat.is_eager():
         return
     parameters = list(scheme.parameters())
     if any(type(x) not in compat.PLAIN or x.is_meta for x in parameters):
@@ -80,7 +80,7 @@ def check_bound(scheme: nn.Module, encoding: Encoding) -> None:
     device = next((x.device for x in parameters), torch.device("cpu"))
     with torch.no_grad():
         for term in terms:
-            if isinstance(term, (Bias, Meeting, Function, Value)) and term.distance is not None:
+            if isinstance(term, (Bias, RelativeDot, Function, Value)) and term.distance is not None:
                 wrong = _wrong(term, term.distance, device)
                 if wrong:
                     raise ClaimError(f"{type(scheme).__name__}: its {type(term).__name__} declares {wrong}")
@@ -102,8 +102,8 @@ def _wrong(term: _OfDistance, claimed: Distance, device: torch.device) -> str:
             _entries(term, away)
         except (TypeError, *FAILURES) as error:
             return f"integral=False, but distance 0.5 has no entry ({_said(error)}): declare integral=True"
-    if isinstance(term, Bias) and not term.hides and bool(_entries(term, torch.cat((-away, away))).isneginf().any()):
-        return "hides=False, but some of its numbers are -inf: declare hides=True"
+    if isinstance(term, Bias) and not term.masks and bool(_entries(term, torch.cat((-away, away))).isneginf().any()):
+        return "masks=False, but some of its numbers are -inf: declare masks=True"
     tail = away[away >= claimed.past]
     if claimed.tail is None or len(tail) < 3:
         return ""

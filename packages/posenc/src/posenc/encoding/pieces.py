@@ -2,13 +2,13 @@
 
 A scheme's score door is a tuple of pieces, applied from left to right to the score s_ij = scale q_i . k_j:
 
-    Bias       s_ij + b_h(r)                     a number per head and distance            ALiBi, T5, Swin
-    Meeting    s_ij + scale q_i . a_h(r)         query or key times a vector per distance  Shaw, Transformer-XL, DeBERTa
-    Fold       s_ij + scale u_i . k_j            a vector added to one side of the product Transformer-XL's u
-    Clock      s_ij + F_i - F_j                  a number per head and token               FoX
-    Fading     scale q_i . (k_j * exp(P_i - P_j))   a number per head, token and channel      Wall
-    Function   f(s_ij; c_h(r), ...)              any function of one score                 DA-Transformer, FIRE, softcap
-    Row        f(s_i.; visible)                  any function of a row of scores           CoPE, stick-breaking
+    Bias            s_ij + b_h(r)                 a number per head and distance            ALiBi, T5, Swin
+    RelativeDot     s_ij + scale q_i . a_h(r)     query or key times a vector per distance  Shaw, DeBERTa
+    AddedVector     s_ij + scale u_i . k_j        a vector added to one side of the product Transformer-XL's u
+    CumulativeBias  s_ij + F_i - F_j              a number per head and token               FoX
+    ChannelDecay    scale q_i . (k_j exp(P_i - P_j))  a number per head, token and channel  Wall
+    Function        f(s_ij; c_h(r), ...)          any function of one score                 DA-Transformer, FIRE
+    Row             f(s_i.; visible)              any function of a row of scores           CoPE, stick-breaking
 
 and its value door a tuple of `Value`, o_i + sum_j a_ij w(r). ``lowering/forms.py`` derives from these what
 backends run: dense, by distance or in a compiled kernel. Backends recognize kinds of terms, not schemes.
@@ -79,7 +79,7 @@ class Piece(Term):
     """
 
     adds: bool = True  # it only adds to the score
-    hides: bool = False  # some of the numbers are -inf
+    masks: bool = False  # some of the numbers are -inf
     reads_rows: bool = False  # it needs whole rows of scores
     gives_weights: bool = False  # the scores are logarithms of weights then, which must not be normalized
     feature: str | None = None  # the feature of a layer that it needs
@@ -124,12 +124,12 @@ class Bias(Piece):
     """Adds a number per head and distance: s_ij + at(r)[h].
 
     ``at`` takes distances of any shape (..., or (..., axes) with several axes) and returns (heads or 1, ...).
-    ``hides``: some of the numbers are -inf.
+    ``masks``: some of the numbers are -inf.
     """
 
     at: Callable[[Tensor], Tensor]
     distance: Distance = field()  # without the default of a piece
-    hides: bool = False
+    masks: bool = False
 
     is_content_free = True
     fades = True
@@ -141,7 +141,7 @@ class Bias(Piece):
 
 
 @dataclass(frozen=True)
-class Meeting(Piece):
+class RelativeDot(Piece):
     """Adds the product of the query with a vector per distance: s_ij + scale (q_i + shift) . vectors(r).
 
     ``vectors`` takes distances (...) and returns (heads or 1, ..., head_dim). ``shift`` (heads, head_dim) is added to
@@ -170,7 +170,7 @@ class Meeting(Piece):
     def __post_init__(self) -> None:
         _check_tail(self.distance)
         if self.feature is not None and (self.side == "key" or self.shift is not None):
-            raise ValueError("a Meeting with a feature must have side='query' and no shift")
+            raise ValueError("a RelativeDot with a feature must have side='query' and no shift")
 
     @property
     def reads_vectors(self) -> bool:
@@ -186,7 +186,7 @@ class Meeting(Piece):
 
 
 @dataclass(frozen=True)
-class Fold(Piece):
+class AddedVector(Piece):
     """Adds the product of a vector with the key or the query: s_ij + scale u_i . k_j with ``query`` = u, or
     s_ij + scale q_i . w_j with ``key`` = w. Either is (batch or 1, heads or 1, tokens or 1, head_dim)."""
 
@@ -200,7 +200,7 @@ class Fold(Piece):
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(x for x in (self.query, self.key) if x is not None)
 
-    def mapped(self, change: Change) -> Fold:
+    def mapped(self, change: Change) -> AddedVector:
         query, key = self.query, self.key
         query = None if query is None else change("query", query)
         return replace(self, query=query, key=None if key is None else change("key", key))
@@ -213,7 +213,7 @@ class Fold(Piece):
 
 
 @dataclass(frozen=True)
-class Clock(Piece):
+class CumulativeBias(Piece):
     """Adds the difference of a cumulative feature: s_ij + F_i - F_j, with F the named feature of queries and keys,
     (batch, heads, tokens)."""
 
@@ -223,7 +223,7 @@ class Clock(Piece):
 
 
 @dataclass(frozen=True)
-class Fading(Piece):
+class ChannelDecay(Piece):
     """Multiplies each channel of the product by the exponential of the difference of a cumulative feature, for keys up
     to the query: s_ij + scale sum_c q_ic k_jc (exp(P_ic - P_jc) - 1), with P the named feature of queries and keys,
     (batch, heads, tokens, head_dim), which does not increase with the order. Keys after the query are unchanged."""
@@ -335,7 +335,7 @@ def _check_tail(distance: Distance) -> None:
 
 def check_sequence(pieces: tuple[Piece, ...]) -> None:
     """ValueError for pieces in an order that gives wrong scores."""
-    hiding = next((n for n, piece in enumerate(pieces) if piece.hides), None)
+    hiding = next((n for n, piece in enumerate(pieces) if piece.masks), None)
     if hiding is not None and any(not p.adds and not p.reads_rows for p in pieces[hiding:]):
         raise ValueError(
             "a function of the score comes after a bias that masks keys with -inf, which it would map to a finite "

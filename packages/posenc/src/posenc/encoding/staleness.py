@@ -206,7 +206,7 @@ def check_values(made: MadeWith) -> None:
     """ValueError if a parameter has another value than when the encoding was made. Asked are dense numbers on the CPU
     that are still there and that no other process may write to: a GPU would have to be waited for, and other processes
     train during a pass. Where none are asked, the encoding goes on with the values that it was made with."""
-    if made and compat.is_undisturbed() and not are_equal(made):
+    if made and compat.is_eager() and not are_equal(made):
         raise ValueError(STALE)
 
 

@@ -297,8 +297,8 @@ def _check_bound(base: Any, part: Scheme) -> None:
             f"{part.looks_back or 'a bidirectional scheme'}"
         )
     for piece in pieces:
-        hides = isinstance(piece, Bias) and piece.hides and True in sees
-        if hides and bool(piece.at(torch.tensor([-1], device=device)).isneginf().any()):
+        masks = isinstance(piece, Bias) and piece.masks and True in sees
+        if masks and bool(piece.at(torch.tensor([-1], device=device)).isneginf().any()):
             raise ValueError(
                 f"{name} in this form has heads that attend only to keys after the query, which {named(base)} masks: "
                 "make it in its causal form"

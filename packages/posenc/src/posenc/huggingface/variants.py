@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Function, Meeting, plus
+from posenc.encoding.pieces import Function, RelativeDot, plus
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import table_index
 from posenc.rotation.phases import widest
@@ -221,7 +221,7 @@ class LayerDeBERTa(DeBERTa):
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Meeting, ...]:
+    ) -> tuple[RelativeDot, ...]:
         """The terms that the layer has."""
         if not (self.relative_attention and self.terms):
             return ()

@@ -12,7 +12,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.encoding.claims import coordinates
-from posenc.encoding.pieces import Bias, Clock, Distance, Fading, Fold, Function, Meeting, Piece, Row, Value
+from posenc.encoding.pieces import (
+    AddedVector,
+    Bias,
+    ChannelDecay,
+    CumulativeBias,
+    Distance,
+    Function,
+    Piece,
+    RelativeDot,
+    Row,
+    Value,
+)
 from posenc.lowering.distances import Block, Pair, along, apart, check, check_heads, of_pair, table_of
 from posenc.positions.tiles import Visibility, tiles, visible
 from posenc.rotation.phases import phases
@@ -41,7 +52,7 @@ def added(piece: Piece, block: Block) -> Tensor:
     return _form_of(piece).added(piece, block)
 
 
-def _turned(piece: Meeting, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor:
+def _turned(piece: RelativeDot, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor:
     """The products of rows x (batch, heads, rows, 2 pairs) with sinusoids of consecutive distances r, (batch, heads,
     rows, distances). With R(p) = (sin p theta, cos p theta), x . R(-r - f) is R(-f) times x rotated by -r theta, so
     sinusoids of `TURNS` distances suffice."""
@@ -53,7 +64,7 @@ def _turned(piece: Meeting, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor
     return (turned @ near.mT).flatten(-2)[..., : r.size(0)]
 
 
-def meets(piece: Meeting, block: Block) -> Float[Tensor, "batch heads tokens width"]:
+def meets(piece: RelativeDot, block: Block) -> Float[Tensor, "batch heads tokens width"]:
     """The rows to multiply with the vectors, scaled and shifted, one for each query head, in the scores' dtype."""
     if piece.feature is not None:
         feature = block.feature(piece.feature, "query")
@@ -75,7 +86,7 @@ def check_width(vectors: Tensor, meeting: Tensor, scheme: str) -> None:
         )
 
 
-def added_to_query(piece: Fold, query: Tensor, block: Block) -> Tensor:
+def added_to_query(piece: AddedVector, query: Tensor, block: Block) -> Tensor:
     """Of ``query``, the vectors that a piece adds to queries, those of the block's heads."""
     u = block.of_heads(query[0], piece.scheme)[None] if query.size(0) == 1 else query
     check_width(u, block.key, piece.scheme)
@@ -126,7 +137,7 @@ def _line_of(distance: Distance, block: Block) -> _Line | str:
 def _straight(piece: Bias, block: Block) -> ScoreFunction:
     """A bias with a linear tail: a table of near distances, and beyond it two slopes per head, which a kernel reads
     once for all pairs of a head."""
-    past, hides = piece.distance.past, piece.hides
+    past, masks = piece.distance.past, piece.masks
     x, y = along(piece.distance, block)
     r = of_pair(piece.distance, block, x, y)
     line = block.of_heads(piece.at(torch.arange(-past - 1, past + 2, device=x.device)), piece.distance.scheme)
@@ -135,7 +146,7 @@ def _straight(piece: Bias, block: Block) -> ScoreFunction:
 
     def beyond(s: Tensor, h: Tensor, away: Tensor) -> Tensor:
         more = torch.where(away > 0, right[h], left[h]) * away
-        return s + (torch.where(away == 0, 0.0, more) if hides else more)  # a slope may be infinite
+        return s + (torch.where(away == 0, 0.0, more) if masks else more)  # a slope may be infinite
 
     if past == 0:  # no table, so coordinates may be fractional
         start = line[:, 1].contiguous()
@@ -197,8 +208,8 @@ class _OfBias(Form):
         return lambda s, b, h, i, j: s + bias[h, index(b, i, j)]
 
 
-class _OfMeeting(Form):
-    def added(self, piece: Meeting, block: Block) -> Tensor:
+class _OfRelativeDot(Form):
+    def added(self, piece: RelativeDot, block: Block) -> Tensor:
         distance = piece.distance
         x, y = along(distance, block)
         meeting = meets(piece, block)
@@ -227,7 +238,7 @@ class _OfMeeting(Form):
         index = table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1)
         return products.gather(-1, index) if piece.side == "query" else products.gather(-1, index.mT).mT
 
-    def function(self, piece: Meeting, block: Block) -> ScoreFunction | str:
+    def function(self, piece: RelativeDot, block: Block) -> ScoreFunction | str:
         line = _line_of(piece.distance, block)
         if isinstance(line, str):
             return line
@@ -240,8 +251,8 @@ class _OfMeeting(Form):
         return lambda s, b, h, i, j: s + products[b, h, i, index(b, i, j)]
 
 
-class _OfFold(Form):
-    def added(self, piece: Fold, block: Block) -> Tensor:
+class _OfAddedVector(Form):
+    def added(self, piece: AddedVector, block: Block) -> Tensor:
         grouped = block.query.size(1) // block.key.size(1)
         term: Tensor | None = None
         if piece.query is not None:
@@ -257,25 +268,25 @@ class _OfFold(Form):
         assert term is not None
         return term * block.scale
 
-    def function(self, piece: Fold, block: Block) -> ScoreFunction | str:
+    def function(self, piece: AddedVector, block: Block) -> ScoreFunction | str:
         term = self.added(piece, block).expand(-1, block.query.size(1), block.query.size(2), -1)
         return lambda s, b, h, i, j: s + term[b, h, i, j]
 
 
-class _OfClock(Form):
-    def added(self, piece: Clock, block: Block) -> Tensor:
+class _OfCumulativeBias(Form):
+    def added(self, piece: CumulativeBias, block: Block) -> Tensor:
         here, there = block.feature(piece.feature, "query"), block.feature(piece.feature, "key")
         return (here[..., :, None] - there[..., None, :]).to(block.dtype)  # the sums may be float64
 
-    def function(self, piece: Clock, block: Block) -> ScoreFunction | str:
+    def function(self, piece: CumulativeBias, block: Block) -> ScoreFunction | str:
         here, there = (
             block.feature(piece.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key")
         )
         return lambda s, b, h, i, j: s + (here[b, h, i] - there[b, h, j]).to(s.dtype)
 
 
-class _OfFading(Form):
-    def added(self, piece: Fading, block: Block) -> Tensor:
+class _OfChannelDecay(Form):
+    def added(self, piece: ChannelDecay, block: Block) -> Tensor:
         heads = block.query.size(1)
         q = block.query.to(block.dtype) * block.scale
         k = block.key.to(block.dtype).repeat_interleave(heads // block.key.size(1), 1)
@@ -370,10 +381,10 @@ class _OfRow(Form):
 
 FORMS: dict[type[Piece], Form] = {
     Bias: _OfBias(),
-    Meeting: _OfMeeting(),
-    Fold: _OfFold(),
-    Clock: _OfClock(),
-    Fading: _OfFading(),
+    RelativeDot: _OfRelativeDot(),
+    AddedVector: _OfAddedVector(),
+    CumulativeBias: _OfCumulativeBias(),
+    ChannelDecay: _OfChannelDecay(),
     Function: _OfFunction(),
     Row: _OfRow(),
 }
@@ -393,24 +404,23 @@ def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[P
     """Query and key whose inner product includes as many pieces as possible, and the remaining pieces.
 
     All vectors added to the query are folded. Vectors added to the key are folded only if none is added to the query,
-    since their product would be an unwanted cross term. A `Meeting` along one of several axes gets extra channels, one
-    for each position along the axis: one-hot in the key, and in the query its score for a key at that position. Nothing
-    is folded if a piece does more than add.
-    """
+    since their product would be an unwanted cross term. A `RelativeDot` along one of several axes gets extra channels,
+    one for each position along the axis: one-hot in the key, and in the query its score for a key at that position.
+    Nothing is folded if a piece does more than add."""
     query, key = block.query, block.key
     if not all(piece.adds for piece in pieces):
         return query, key, tuple(pieces)
     left, channels = [], []
-    both = [piece for piece in pieces if isinstance(piece, Fold)]
+    both = [piece for piece in pieces if isinstance(piece, AddedVector)]
     on_query = any(piece.query is not None for piece in both)
     for piece in pieces:
-        if isinstance(piece, Fold) and piece.key is None:
+        if isinstance(piece, AddedVector) and piece.key is None:
             assert piece.query is not None
             query = query + added_to_query(piece, piece.query, block).to(query.dtype)
-        elif isinstance(piece, Fold) and piece.key is not None and piece.query is None and not on_query:
+        elif isinstance(piece, AddedVector) and piece.key is not None and piece.query is None and not on_query:
             check_width(piece.key, query, piece.scheme)
             key = key + piece.key.to(key.dtype)
-        elif isinstance(piece, Meeting) and (places := _places(piece, block)) is not None:
+        elif isinstance(piece, RelativeDot) and (places := _places(piece, block)) is not None:
             channels.append((piece, *places))
         else:
             left.append(piece)
@@ -421,7 +431,7 @@ def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[P
     return query, key, tuple(left)
 
 
-def _places(piece: Meeting, block: Block) -> tuple[int, int] | None:
+def _places(piece: RelativeDot, block: Block) -> tuple[int, int] | None:
     """The first coordinate and their number, if keys have few positions along one of several axes; else None."""
     distance = piece.distance
     several = block.key_positions.coords.dim() == 3 and distance.axis is not None and distance.reach is not None
@@ -436,7 +446,7 @@ def _places(piece: Meeting, block: Block) -> tuple[int, int] | None:
     return 0, period  # positions modulo the period, within which distances from a query are distinct
 
 
-def _channels(piece: Meeting, block: Block, low: int, count: int) -> tuple[Tensor, Tensor]:
+def _channels(piece: RelativeDot, block: Block, low: int, count: int) -> tuple[Tensor, Tensor]:
     distance = piece.distance
     assert distance.reach is not None
     check(distance, block)

@@ -189,7 +189,7 @@ def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
         and cos.numel() > 0
         and cos.shape == sin.shape
         and not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
-        and compat.is_bare((x, cos, sin))
+        and compat.is_plain_memory((x, cos, sin))
         and works_on(x.device)
     )
 
@@ -253,7 +253,7 @@ def in_double(x: Tensor) -> Float64[Tensor, "..."]:
 def constant(make: Callable[..., Tensor], *numbers: Hashable, device: torch.device) -> Tensor:
     """``make(*numbers, device)``, which nobody may change: made and copied to the device once, where nothing traces,
     and before a capture. It is never freed, since CUDA graphs may read it."""
-    if not compat.is_undisturbed():
+    if not compat.is_eager():
         return make(*numbers, device)
     asked = make, numbers, device
     if asked not in _CONSTANTS:

@@ -5,7 +5,7 @@ from torch import nn
 
 from posenc.arguments import whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Fold, Pieces
+from posenc.encoding.pieces import AddedVector, Pieces
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import table_index
 from posenc.scheme import Scheme
@@ -35,7 +35,7 @@ class AbsoluteInAttention(Scheme):
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         rows = table_index(key_positions, "AbsoluteInAttention", self.max_positions)
-        return (Fold("AbsoluteInAttention", key=self.weight[rows][:, None]),)
+        return (AddedVector("AbsoluteInAttention", key=self.weight[rows][:, None]),)
 
 
 ENTRY = Entry(

@@ -54,7 +54,7 @@ class ALiBi(Scheme):
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
         distance = Distance("ALiBi", tail="linear", num_heads=self.num_heads)
-        return (Bias(self._bias, distance, hides=self.form == "directed"),)
+        return (Bias(self._bias, distance, masks=self.form == "directed"),)
 
     def _bias(self, r: Tensor) -> Tensor:
         heads = self.num_heads // 2 if self.form == "directed" else self.num_heads

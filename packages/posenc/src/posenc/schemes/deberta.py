@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import check_choice, check_flag, check_type, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Meeting
+from posenc.encoding.pieces import Distance, RelativeDot
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import in_double, unchanged
@@ -142,7 +142,7 @@ class DeBERTa(Scheme):
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Meeting, ...]:
+    ) -> tuple[RelativeDot, ...]:
         table, norm = self.relative.rows.weight, self.relative.norm
         table = table.to(torch.promote_types(table.dtype, torch.float32))
         if norm is not None:
@@ -150,8 +150,8 @@ class DeBERTa(Scheme):
         distance = Distance("DeBERTa", integral=True, tail="constant", past=self.max_distance, num_heads=self.num_heads)
         of_keys, of_queries = self._projected(table, self.key), self._projected(table, self.query)
         return (
-            Meeting(lambda r: of_keys[:, self._index(r)], distance),
-            Meeting(lambda r: of_queries[:, self._index(r)], distance, side="key"),
+            RelativeDot(lambda r: of_keys[:, self._index(r)], distance),
+            RelativeDot(lambda r: of_queries[:, self._index(r)], distance, side="key"),
         )
 
     def _projected(self, table: Tensor, layer: nn.Linear) -> Float[Tensor, "heads entries head_dim"]:

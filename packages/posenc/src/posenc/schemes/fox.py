@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from posenc.arguments import whole
 from posenc.encoding.context import Feature, log_gate
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Clock, Pieces
+from posenc.encoding.pieces import CumulativeBias, Pieces
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -40,7 +40,7 @@ class FoX(Scheme):
         return {"forgotten": Feature(self.num_heads, map=log_gate, is_clock=True, bias=True)}
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
-        return (Clock("forgotten"),)
+        return (CumulativeBias("forgotten"),)
 
 
 ENTRY = Entry(

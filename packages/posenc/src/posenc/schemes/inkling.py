@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc.arguments import number, whole
 from posenc.encoding.context import Feature
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Meeting, Pieces
+from posenc.encoding.pieces import Distance, Pieces, RelativeDot
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import Scaled, grown, in_double, unchanged
@@ -80,7 +80,7 @@ class Inkling(Scheme):
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         distance = Distance("Inkling", integral=True, tail="constant", past=self.extent)
-        return (Meeting(self._at, distance, feature="profile"),)
+        return (RelativeDot(self._at, distance, feature="profile"),)
 
     def _at(self, r: Tensor) -> Tensor:
         back = -r

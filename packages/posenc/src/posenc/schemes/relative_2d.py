@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import check_choice, sides, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Meeting, Pieces
+from posenc.encoding.pieces import Distance, Pieces, RelativeDot
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
@@ -67,15 +67,15 @@ class Relative2D(Scheme):
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         return tuple(self._along(axis) for axis in range(2))
 
-    def _along(self, axis: int) -> Meeting:
+    def _along(self, axis: int) -> RelativeDot:
         table = (self.row_table, self.column_table)[axis]
         by_head, size = (table if table.dim() == 3 else table[None]), self.grid[axis]
         distance = Distance("Relative2D", axis, 2, integral=True, reach=(size,), num_heads=self.num_heads)
         if self.convention == "botnet":
-            return Meeting(lambda r: by_head[:, r + size - 1], distance)
-        # A Meeting is multiplied by the softmax scale 1/sqrt(d).
+            return RelativeDot(lambda r: by_head[:, r + size - 1], distance)
+        # A RelativeDot is multiplied by the softmax scale 1/sqrt(d).
         wide = torch.promote_types(table.dtype, torch.float32)
-        return Meeting(lambda r: by_head[:, size - 1 - r].to(wide) * self.head_dim**0.5, distance)
+        return RelativeDot(lambda r: by_head[:, size - 1 - r].to(wide) * self.head_dim**0.5, distance)
 
     @torch.no_grad()
     def resized(self, grid: tuple[int, int]) -> Relative2D:

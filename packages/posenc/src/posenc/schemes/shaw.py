@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_flag, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Meeting, Pieces, Value
+from posenc.encoding.pieces import Distance, Pieces, RelativeDot, Value
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -57,7 +57,7 @@ class Shaw(Scheme):
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         if self.key_table is None:
             return ()
-        return (Meeting(self._rows(self.key_table), self._distance),)
+        return (RelativeDot(self._rows(self.key_table), self._distance),)
 
     def value(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None

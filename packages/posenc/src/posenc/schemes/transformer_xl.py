@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_flag, check_type, number, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Fold, Meeting
+from posenc.encoding.pieces import AddedVector, Distance, RelativeDot
 from posenc.lowering.distances import Block
 from posenc.lowering.forms import added
 from posenc.positions.positions import Positions
@@ -95,24 +95,24 @@ class TransformerXL(Scheme):
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Fold | Meeting, ...]:
-        u = Fold("TransformerXL", query=self.content_bias[None, :, None])
+    ) -> tuple[AddedVector | RelativeDot, ...]:
+        u = AddedVector("TransformerXL", query=self.content_bias[None, :, None])
         distance = Distance("TransformerXL", num_heads=self.num_heads)
         theta = frequencies(self.dim, self.base, query_positions.device)
-        meeting = Meeting(self._sinusoid, distance, shift=self.position_bias, through=self.projection, theta=theta)
+        meeting = RelativeDot(self._sinusoid, distance, shift=self.position_bias, through=self.projection, theta=theta)
         if self.segment is None:
             return u, meeting
         apart = replace(distance, axis="segment", integral=True, tail="constant", past=1)
         e = self.segment.transpose(0, 1)
-        return u, meeting, Meeting(lambda r: e[:, (r != 0).long()], apart, shift=self.biases["segment"])
+        return u, meeting, RelativeDot(lambda r: e[:, (r != 0).long()], apart, shift=self.biases["segment"])
 
     def terms(self, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The four scaled terms in the order of the formula, each (batch, heads, queries, keys). Their sum is the
         score without segments. Raises ValueError for another number of heads or head_dim."""
         check_type("block", block, Block)
         u, meeting = self.score(block.query_positions, block.key_positions)[:2]
-        assert isinstance(u, Fold)
-        assert isinstance(meeting, Meeting)
+        assert isinstance(u, AddedVector)
+        assert isinstance(meeting, RelativeDot)
         of_query, of_both = added(replace(meeting, shift=None), block), added(meeting, block)
         key = block.key.repeat_interleave(block.query.size(1) // block.key.size(1), 1)
         content = block.query.to(block.dtype) @ key.to(block.dtype).mT * block.scale

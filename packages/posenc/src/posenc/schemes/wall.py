@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from posenc.arguments import whole
 from posenc.encoding.context import Feature, log_gate
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Fading, Pieces
+from posenc.encoding.pieces import ChannelDecay, Pieces
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -49,7 +49,7 @@ class Wall(Scheme):
         return {"kept": Feature(self.num_heads, self.head_dim, map=log_gate, is_clock=True, bias=True)}
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
-        return (Fading("Wall", "kept"),)
+        return (ChannelDecay("Wall", "kept"),)
 
 
 ENTRY = Entry(

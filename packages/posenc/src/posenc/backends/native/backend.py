@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from posenc.backends import blockwise
-from posenc.backends.blockwise import FUNCTIONS, Given, refused_plane
+from posenc.backends.blockwise import FUNCTIONS, KernelOperands, refused_plane
 from posenc.backends.call import Backend, Call, Direct, Unless, cleared
 from posenc.backends.native import operator
 from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.backends.native.operator import Prepared, bounds_of
-from posenc.encoding.pieces import Bias, Function, Meeting, Term, Value
+from posenc.encoding.pieces import Bias, Function, RelativeDot, Term, Value
 
 
 def _of_score(reason: str, holds: Callable[[Function, Call], bool]) -> Unless:
@@ -26,7 +26,7 @@ BESIDE = "a score term that is neither a bias nor a product with the query depen
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = blockwise.KINDS | {
     Bias: (),  # biases of -inf and planes too
-    Meeting: (
+    RelativeDot: (
         blockwise.NO_SEGMENTS,
         Unless(BESIDE, lambda piece, call: piece.is_planar and piece.side == "key"),
         Unless("a vector depends on several coordinates at once", lambda piece, call: piece.distance.axis is None),
@@ -60,15 +60,15 @@ def _functions(call: Call) -> str | None:
 def _long_tables(call: Call) -> str | None:
     """Why a table of distances cannot be stored. Functions, products with keys, and entries that end are not supported
     over such ranges either, though their tables may be short."""
-    is_other = any(isinstance(p, Function) or (isinstance(p, Meeting) and p.side == "key") for p in call.pieces)
+    is_other = any(isinstance(p, Function) or (isinstance(p, RelativeDot) and p.side == "key") for p in call.pieces)
     is_other = is_other or any(distance.reach is not None for distance in blockwise.distances_of(call))
     if is_other and blockwise.distances_of(call) and blockwise.is_spread(call):
         return blockwise.LONG
     return blockwise.long_tables(call)
 
 
-def _given(call: Call) -> Given:
-    given = Given(call)
+def _given(call: Call) -> KernelOperands:
+    given = KernelOperands(call)
     if call.key_norms is not None and given.key is call.key:  # a vector added to the key changes its norm
         given.tensors["key_norms"] = call.key_norms.to(call.dtype)
     return given
@@ -110,7 +110,7 @@ def _prepared(call: Call) -> Direct | None:
     return run
 
 
-def _arguments(call: Call, given: Given) -> tuple[Any, ...]:
+def _arguments(call: Call, given: KernelOperands) -> tuple[Any, ...]:
     if call.turn is None:
         return given.arguments()
     for side, x, turn in (("query", call.query, call.turn.query), ("key", call.key, call.turn.key)):
@@ -123,7 +123,7 @@ def _arguments(call: Call, given: Given) -> tuple[Any, ...]:
 def keeps_bfloat16(call: Call) -> bool:
     """Whether the kernel multiplies in bfloat16: if the processor supports it, and no key is multiplied with vectors.
     Otherwise half precision is converted to float32."""
-    meets = any(isinstance(p, Meeting) and p.side == "key" and not p.is_planar for p in call.pieces)
+    meets = any(isinstance(p, RelativeDot) and p.side == "key" and not p.is_planar for p in call.pieces)
     return call.query.dtype == torch.bfloat16 and not meets and multiplies_bfloat16()
 
 
@@ -138,7 +138,7 @@ def _operands(call: Call, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def leaves_out(call: Call) -> bool:
+def skips_keys(call: Call) -> bool:
     """Whether the kernel skips keys below ``skip_below`` in this call without reading them."""
     given = _given(call)
     query, key, _ = _operands(call, given.key)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import compat
-from posenc.backends.blockwise import IN_DOUBLE, TABLES, Form, custom_operator
+from posenc.backends.blockwise import IN_DOUBLE, TABLES, KernelLayout, custom_operator
 from posenc.backends.native.library import library, pool
 from posenc.encoding.pieces import skip_threshold
 from posenc.positions.tiles import Tile, Tiling
@@ -261,7 +261,7 @@ class _Kernel:
         tensors: Sequence[Tensor],
         given: dict[str, Tensor],
         tiling: Sequence[int],
-        form: Form,
+        form: KernelLayout,
         scale: float,
         skip_below: float,
         threads: int,
@@ -455,12 +455,12 @@ def _native(
     skip_below: float,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
-    ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`; ``skip_below`` the fraction of a row's weight that
-    may be skipped. If the form has a turn, queries and keys are rotated by cos and sin in ``given``."""
-    with compat.by_itself() as threads:
+    ``tiling`` and ``form`` the numbers of a `Tiling` and a `KernelLayout`; ``skip_below`` the fraction of a row's
+    weight that may be skipped. If the form has a turn, queries and keys are rotated by cos and sin in ``given``."""
+    with compat.single_threaded() as threads:
         inputs = _prepared(dict(zip(names.split(), given, strict=True)))
         tensors = [_aligned(x) for x in (query, key, value)]
-        kernel = _Kernel(tensors, inputs, tiling, Form.unflat(form), scale, skip_below, threads)
+        kernel = _Kernel(tensors, inputs, tiling, KernelLayout.unflat(form), scale, skip_below, threads)
         out, lse = kernel.forward(*tensors)
         return _cut(out, value.size(-1)), lse
 
@@ -515,10 +515,10 @@ def _native_backward(
     skip_below: float,
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of learned tensors."""
-    with compat.by_itself() as threads:
+    with compat.single_threaded() as threads:
         inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
         tensors = [_aligned(x) for x in (query, key, value)]
-        kernel = _Kernel(tensors, _prepared(inputs), tiling, Form.unflat(form), scale, skip_below, threads)
+        kernel = _Kernel(tensors, _prepared(inputs), tiling, KernelLayout.unflat(form), scale, skip_below, threads)
         kernel.divide(wanted)
         out, dout, lse = _aligned(out).contiguous(), _aligned(dout).contiguous(), lse.contiguous()
         *of_tokens, found = kernel.backward(wanted, dout, dlse, tensors, out, lse)
@@ -562,7 +562,7 @@ class Prepared:
     def __init__(self, dtype: torch.dtype, given: Sequence[Tensor] | None, *rest: Any) -> None:
         self.dtype, self.given, self.rest = dtype, given, rest  # the dtype of query, key and value
         self.learned = rest[1].split()
-        self.has_plain_memory = given is not None and compat.is_bare(given)
+        self.has_plain_memory = given is not None and compat.is_plain_memory(given)
         self.strides: tuple[tuple[int, ...], ...] | None = None  # of the first call; (): it had to be padded
         self.free: tuple[list[_Kernel], list[_Kernel]] = [], []  # for forward and backward
 
@@ -582,7 +582,9 @@ class Prepared:
             made = self.free[is_backward].pop()
         except IndexError:
             inputs = _prepared(dict(zip(names.split(), given, strict=True)))
-            made = _Kernel(tensors, inputs, tiling, Form.unflat(form), scale, skip_below, torch.get_num_threads())
+            made = _Kernel(
+                tensors, inputs, tiling, KernelLayout.unflat(form), scale, skip_below, torch.get_num_threads()
+            )
             if is_backward:
                 made.divide(self.learned)
             return made
@@ -605,7 +607,7 @@ class Prepared:
         try:
             if kernel.has_bounds is False:
                 return kernel.forward(query, key, value)
-            with compat.by_itself():
+            with compat.single_threaded():
                 return kernel.forward(query, key, value)
         finally:
             self._give_back(False, kernel)
@@ -627,7 +629,7 @@ class Prepared:
         if kernel is None:
             return _native_backward(dout, dlse, query, key, value, out, lse, given, *self.rest)
         try:
-            with compat.by_itself():
+            with compat.single_threaded():
                 *of_tokens, found = kernel.backward(
                     self.learned, dout.contiguous(), dlse, (query, key, value), out.contiguous(), lse.contiguous()
                 )

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 
 from posenc import compat
 from posenc.arguments import check_choice
-from posenc.backends.blockwise import IN_DOUBLE, POSSIBLE, Form
+from posenc.backends.blockwise import IN_DOUBLE, POSSIBLE, KernelLayout
 from posenc.encoding.pieces import skipped_by_default
 from posenc.positions.layout import Layout
 from posenc.positions.positions import Positions
@@ -440,7 +440,7 @@ def answers(question: Question, precision: Precision) -> dict[str, Tensor]:
         " ".join(tensors),
         " ".join(learned),
         Tiling(*question.layouts, question.place.visibility).flat(),
-        Form(function, [lows.get(name, 0) for name in POSSIBLE], question.turn).flat(),
+        KernelLayout(function, [lows.get(name, 0) for name in POSSIBLE], question.turn).flat(),
         question.place.scale,
         skipped_by_default(precision.of_tokens) if question.skips else 0.0,
     )

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from posenc.backends import blockwise
-from posenc.backends.blockwise import Given, line_of, orders_seen, own_keys, seen_blocks
+from posenc.backends.blockwise import KernelOperands, line_of, orders_seen, own_keys, seen_blocks
 from posenc.backends.cache import cached
 from posenc.backends.call import FEW_QUERIES, Backend, Call, Unless, cleared
 from posenc.backends.triton.operator import GRID, WIDEST, counted_for, is_interpreted, missing, too_many, triton
 from posenc.backends.triton.tasks import ANY, SPAN, highest_of, share
-from posenc.encoding.pieces import Bias, Clock, Function, Meeting, Term
+from posenc.encoding.pieces import Bias, CumulativeBias, Function, RelativeDot, Term
 from posenc.rotation.phases import constant
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = blockwise.KINDS | {
-    Meeting: (
-        *blockwise.KINDS[Meeting],
+    RelativeDot: (
+        *blockwise.KINDS[RelativeDot],
         Unless("a key is multiplied with a vector", lambda piece, call: piece.side == "key"),
     ),
     Function: (
@@ -54,7 +54,7 @@ def _inputs(call: Call) -> str | None:
         return "it supports only float32, bfloat16 and float16"
     if not torch.compiler.is_compiling() and max(call.query.shape[:2]) > GRID:  # a graph serves all batches
         return too_many(*call.query.shape[:2])
-    features = [piece.feature for piece in call.pieces if isinstance(piece, Meeting) and piece.feature is not None]
+    features = [piece.feature for piece in call.pieces if isinstance(piece, RelativeDot) and piece.feature is not None]
     joined = sum(call.query_features[name].size(-1) for name in features if name in call.query_features)
     widest = max(call.query.size(-1) + joined, call.value.size(-1))
     if widest > WIDEST:
@@ -65,9 +65,10 @@ def _inputs(call: Call) -> str | None:
 FAR = 4096  # distances by which slopes are measured at least, so that rounding a bias does not matter
 
 
-class _Lines(Given):
-    """`Given` with short tables for biases that are linear in distance beyond a cutoff, and their "slopes" (heads or 1,
-    2): by how much the bias changes from distance to distance beyond the table, to the left and to the right."""
+class _Lines(KernelOperands):
+    """`KernelOperands` with short tables for biases that are linear in distance beyond a cutoff, and their "slopes"
+    (heads or 1, 2): by how much the bias changes from distance to distance beyond the table, to the left and to the
+    right."""
 
     tails = ("constant", "linear")
 
@@ -140,7 +141,9 @@ def _with_norms(call: Call, key: Tensor, given: list[Tensor], names: str, *rest:
 def _skipping(call: Call) -> tuple[float, int]:
     """The fraction of a row's weight that may be skipped, 0 if no term goes on falling with the distance; and the index
     difference of a query's own key, -1 if it is not known to attend to it."""
-    falls = any(isinstance(p, Clock) or (isinstance(p, Bias) and p.distance.tail != "constant") for p in call.pieces)
+    falls = any(
+        isinstance(p, CumulativeBias) or (isinstance(p, Bias) and p.distance.tail != "constant") for p in call.pieces
+    )
     own = own_keys(call) if falls else None
     return call.skip_below if falls else 0.0, -1 if own is None else own
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from posenc import compat
-from posenc.backends.blockwise import POSSIBLE, Form, custom_operator
+from posenc.backends.blockwise import POSSIBLE, KernelLayout, custom_operator
 from posenc.backends.call import FEW_QUERIES
 from posenc.backends.triton.tasks import (
     ANY,
@@ -133,7 +133,7 @@ class Launch:
         key: Tensor,
         value: Tensor,
         given: dict[str, Tensor],
-        form: Form,
+        form: KernelLayout,
         scale: float,
         tiling: Sequence[int],
         skip_below: float,
@@ -556,10 +556,11 @@ def _triton(
     own: int,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
-    ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`; ``skip_below`` the fraction of a row's weight that
-    may be skipped; each query attends to its own key, which is ``own`` tokens later, or if -1 it may not."""
+    ``tiling`` and ``form`` the numbers of a `Tiling` and a `KernelLayout`; ``skip_below`` the fraction of a row's
+    weight that may be skipped; each query attends to its own key, which is ``own`` tokens later, or if -1 it may
+    not."""
     inputs = dict(zip(names.split(), given, strict=True))
-    launch = Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
+    launch = Launch(query, key, value, inputs, KernelLayout.unflat(form), scale, tiling, skip_below, own)
     if query.size(2) < FEW_QUERIES:
         return split(launch)
     found: tuple[Tensor, Tensor] = launch.fitting("forward", functools.partial(forward, launch))
@@ -585,7 +586,7 @@ def _triton_backward(
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of learned tensors."""
     inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
-    launch = Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
+    launch = Launch(query, key, value, inputs, KernelLayout.unflat(form), scale, tiling, skip_below, own)
     lse = lse.contiguous()  # what was saved may come back in another order
     rows: Tensors = {"dout": dout, "lse": lse, "delta": _deltas(launch, out.contiguous(), dout, lse, dlse)}
     found = launch.fitting("backward " + learned, functools.partial(backward, launch, rows, wanted), lse)
@@ -598,7 +599,7 @@ def counted_for(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> T
     blocks, 2); None for all. The arguments are those of the operator. Reads tensor values."""
     given, names, _, tiling, form, scale, skip_below, own = arguments
     inputs = dict(zip(names.split(), given, strict=True))
-    launch = Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
+    launch = Launch(query, key, value, inputs, KernelLayout.unflat(form), scale, tiling, skip_below, own)
     with torch.cuda.device_of(query):
         (found,) = counted(launch, (0,))
     taken: Tensor | None = found["counted"]
