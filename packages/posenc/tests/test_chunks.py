@@ -69,6 +69,14 @@ def test_a_token_sees_its_own_chunk_in_every_backend(where: str, name: str) -> N
     assert ran >= {"auto", "reference", "chunked"}
 
 
+@pytest.mark.parametrize("where", WHERE)
+def test_the_layout_of_chunks_is_that_of_their_values(where: str) -> None:
+    """So tiles have those pairs and no others."""
+    cut = WHERE[where].in_chunks(SIZE)
+    assert cut.layout.rows is not None
+    assert cut.layout == Positions(cut.coords, order=cut.order, document=cut.document).layout
+
+
 def test_no_two_chunks_are_one_document() -> None:
     document, number = torch.arange(40), torch.arange(-40, 40)
     once = document_of_chunk(document[:, None], number[None])

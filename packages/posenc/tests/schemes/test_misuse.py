@@ -164,3 +164,8 @@ def test_a_scaling_gives_frequencies_and_a_factor(name: str) -> None:
     scaling, got = NO_SCALINGS[name]
     with pytest.raises(ValueError, match=rf"scaling must return theta' of 2 pairs in float64 and a factor, got {got}$"):
         RoPE(4, scaling=scaling)(LINE)
+
+
+def test_schemes_for_decoders_alone_are_known() -> None:
+    found = {entry.name for entry in CATALOG if entry.for_decoders}
+    assert found == {"fire", "fox", "grape_a", "wall", "xpos", "dual_chunk", "stick_breaking"}
