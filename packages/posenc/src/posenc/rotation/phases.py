@@ -317,22 +317,12 @@ def phases_by_axis(
     return in_double(torch.stack([coords[..., axis] for axis in allocation], -1)) * theta
 
 
-def grown(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Tensor, "..."]:
+def log_length_scale(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Tensor, "..."]:
     """1 + strength ln max(1, n / length): a factor that is 1 up to ``length`` and then grows logarithmically."""
     return 1 + strength * (n / length).clamp(min=1.0).log()
 
 
-def alibi_slopes(heads: int, dtype: torch.dtype, device: torch.device | None = None) -> Float[Tensor, " heads"]:
-    """ALiBi's slopes: 2^(-8h/H) for a power of two, else those of the next lower one and every other of twice as many.
-
-    They are computed on the device: a list of numbers would be copied to the GPU in every graph.
-    """
-    power = 2 ** int(math.log2(heads))
-    h = torch.arange(heads, dtype=dtype, device=device)
-    return torch.exp2(-torch.where(h < power, 8 * (h + 1) / power, 8 * (2 * (h - power) + 1) / (2 * power)))
-
-
-def drawn(count: int, seed: int, device: torch.device | None = None) -> Float64[Tensor, " count"]:
+def seeded_normal(count: int, seed: int, device: torch.device | None = None) -> Float64[Tensor, " count"]:
     """Samples from N(0, 1) that depend only on the seed: the same on every device, and computed there.
 
     A torch.Generator cannot be in a compiled graph, and a list of numbers would be copied to the GPU in every call.

@@ -1,17 +1,27 @@
 """ALiBi: subtracts a multiple of the distance from the score."""
 
+import math
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check_choice, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import alibi_slopes, constant, widest
+from posenc.rotation.phases import constant, widest
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law, lines
+
+
+def alibi_slopes(heads: int, dtype: torch.dtype, device: torch.device | None = None) -> Float[Tensor, " heads"]:
+    """m_h of every head: 2^(-8h/H) for a power of two, else those of the next lower one and every other of twice as
+    many. Computed on the device: a list of numbers would be copied to the GPU in every graph."""
+    power = 2 ** int(math.log2(heads))
+    h = torch.arange(heads, dtype=dtype, device=device)
+    return torch.exp2(-torch.where(h < power, 8 * (h + 1) / power, 8 * (2 * (h - power) + 1) / (2 * power)))
 
 
 class ALiBi(Scheme):

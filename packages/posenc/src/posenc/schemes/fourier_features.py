@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_flag, number, shown, whole
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import coords_of, drawn, exact, in_double
+from posenc.rotation.phases import coords_of, exact, in_double, seeded_normal
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
@@ -94,7 +94,7 @@ class FourierFeatures(Scheme):
             return in_double(self.directions)
         if self.bands is None:
             count = self.dim // 2 * self.axes
-            return self.sigma * drawn(count, self.seed, device).view(self.dim // 2, self.axes)
+            return self.sigma * seeded_normal(count, self.seed, device).view(self.dim // 2, self.axes)
         count, each = self.dim // (2 * self.axes), torch.eye(self.axes, dtype=torch.float64, device=exact(device))
         if self.resolution is None:  # band after band, each with all axes
             octaves = 2.0 ** torch.arange(count, dtype=torch.float64, device=each.device)

@@ -12,8 +12,8 @@ from posenc.arguments import check_choice, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Pieces, Row
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import alibi_slopes
 from posenc.scheme import Scheme
+from posenc.schemes.alibi import alibi_slopes
 from posenc.schemes.entry import Entry, Law, lines
 
 

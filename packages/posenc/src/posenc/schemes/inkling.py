@@ -12,7 +12,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, Pieces, RelativeDot
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import Scaled, grown, in_double, unchanged
+from posenc.rotation.phases import Scaled, in_double, log_length_scale, unchanged
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 
@@ -90,7 +90,7 @@ class Inkling(Scheme):
 
 def _factor(length: int, strength: float, positions: Positions, dtype: torch.dtype) -> Tensor:
     n = in_double(positions.scalar("Inkling")) + 1
-    return grown(n, length, strength)[:, None, :, None].to(dtype=dtype, device=positions.device)
+    return log_length_scale(n, length, strength)[:, None, :, None].to(dtype=dtype, device=positions.device)
 
 
 def _of_layer(

@@ -12,7 +12,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, PositionError, Positions
 from posenc.positions.validation import is_readable
-from posenc.rotation.phases import Scaled, grown, in_double, unchanged
+from posenc.rotation.phases import Scaled, in_double, log_length_scale, unchanged
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 
@@ -124,9 +124,9 @@ class QueryScale(Scheme):
         if self.form == "beam":
             return (1 + n / L) ** a
         if self.form in ("inkling", "qwen2_5_1m"):
-            return grown(n, L, a)
+            return log_length_scale(n, L, a)
         if self.form == "chunkllama":
-            return grown(n, L, a) ** 2
+            return log_length_scale(n, L, a) ** 2
         return 1 + a * torch.log1p(torch.floor((n if self.form == "llama4" else n - 1) / L))
 
     def _learned(
