@@ -1,7 +1,9 @@
 """A scheme that is passed to attention is bound once for calls of the same lengths, and anew when anything changes."""
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -278,8 +280,31 @@ def test_one_encoding_is_kept_and_none_that_is_long(monkeypatch: pytest.MonkeyPa
     for tokens in range(2, TOKENS):
         attend(tuple(x[:, :, :tokens] for x in (query, key, value)), scheme)  # type: ignore[arg-type]
     assert len(cache.bound_of(scheme)) == 1
-    assert vars(scheme).keys() == vars(RoPE(HEAD_DIM)).keys()  # nothing hangs on the module
     scheme = RoPE(HEAD_DIM)
     monkeypatch.setattr(plan, "LONGEST", TOKENS - 1)
     attend((query, key, value), scheme)
     assert len(cache.bound_of(scheme)) == 0
+
+
+@pytest.mark.parametrize("scheme", COMMON.values(), ids=COMMON)
+def test_what_is_kept_goes_with_the_scheme(scheme: Callable[[], Scheme | None]) -> None:
+    common = scheme()
+    if common is None:
+        pytest.skip("there is no scheme to go")
+    attend(drawn(), common)
+    there = weakref.ref(common)
+    del common
+    gc.collect()
+    assert there() is None
+
+
+@pytest.mark.parametrize("scheme", [KERPLE(HEADS), T5(HEADS)], ids=["kerple", "t5"])
+def test_parameters_that_another_process_may_write_to_are_read_in_each_call(scheme: Scheme) -> None:
+    layer = drawn()
+    with torch.no_grad():
+        for _ in range(2):
+            attend(layer, scheme)
+        scheme.share_memory()
+        for parameter in scheme.parameters():
+            parameter.add_(0.5)
+        same(attend(layer, scheme), fresh(layer, scheme))

@@ -18,7 +18,7 @@ import posenc
 from posenc import T5, ALiBi, FoX, Positions, RoPE
 from posenc.backends.native import library
 from posenc.backends.native.operator import Prepared
-from posenc.backends.plan import MOST
+from posenc.backends.plan import MAX_ENTRIES
 from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
 
@@ -212,9 +212,9 @@ def test_a_plan_holds_no_tensor_of_a_layer() -> None:
 
 def test_plans_are_bounded() -> None:
     encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
-    for n in range(2 * MOST):
+    for n in range(2 * MAX_ENTRIES):
         posenc.attention(*layer, encoding, is_causal=True, scale=1.0 + n)
-        assert 1 <= len(encoding.plans) <= MOST
+        assert 1 <= len(encoding.plans) <= MAX_ENTRIES
 
 
 # --- structures that are filled once ----------------------------------------------------------------------------------
@@ -272,4 +272,4 @@ def test_calls_of_changing_lengths_leave_nothing_behind() -> None:
         x = torch.randn(1, HEADS, n, HEAD_DIM)
         posenc.attention(x, x, x, scheme, is_causal=True, backend="native")
         posenc.attention(x, x, x, None, is_causal=True, backend="native")
-    assert held() - before <= MOST + 1  # the latest of the scheme, and of texts without one
+    assert held() - before <= MAX_ENTRIES + 1  # the latest of the scheme, and of texts without one

@@ -39,6 +39,19 @@ def truth() -> dict[str, dict[str, torch.Tensor]]:
     return {ask.name: known_answers.answers(ask) for ask in questions()}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_answers_do_not_depend_on_the_default_dtype(dtype: torch.dtype) -> None:
+    found = library.find("float")
+    if isinstance(found, library.UnavailableError):
+        pytest.skip("there is no library")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert failures(found.kernel, "float") == ()
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_the_file_has_what_the_reference_says(truth: dict[str, dict[str, torch.Tensor]]) -> None:
     """To the rounding of double precision."""
     kept = json.loads(KNOWN.read_text())

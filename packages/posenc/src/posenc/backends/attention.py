@@ -114,13 +114,13 @@ def attention(
         query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, window, sinks, dropout_p,
         scale, enable_gqa, return_lse, skip_below, key_norms, align=align,
     )  # fmt: skip
-    plan, kept = planned(asked, backend)
+    plan, plan_key = planned(asked, backend)
     if plan is not None and plan.direct is not None:
         found = plan.direct(query, key, value)
         if found is not None:
             return found if return_lse else found[0]  # type: ignore[return-value]  # then there is a log-sum-exp
     if plan is None:
-        bound, call, plan = made(asked, backend, kept)
+        bound, call, plan = made(asked, backend, plan_key)
     else:
         assert isinstance(asked.encoding, Encoding)
         bound = asked.encoding
@@ -213,7 +213,7 @@ def explain(
     """Which backend `attention` uses for these arguments, why, and why the others cannot run them.
 
     Raises the errors that `attention` raises, including those for a wrong number of heads or a distance beyond a table.
-    Computes nothing of the size of the scores.
+    Computes nothing of the size of the scores; on the CPU it may run the race that decides (docs/performance.md).
 
     >>> print(posenc.explain(q, k, v, posenc.ALiBi(12), is_causal=True))
     native: every term depends on distance, and the kernel computes the scores on the fly

@@ -3,14 +3,13 @@
 Everything is kept with an encoding, an immutable value, and goes when it does: `Encoding.plans`, by all that a check
 or a choice reads, and in each plan what its backend derives (`Call.kept`). A call that passes no encoding has one made
 and kept here: of each scheme the latest, which goes with the scheme or with any change of what binding reads, and
-without a scheme those of the latest lengths. Whatever is kept, a store holds at most `MOST`.
+without a scheme those of the latest lengths. Whatever is kept, a store holds at most `MAX_ENTRIES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -19,26 +18,26 @@ from posenc import compat
 from posenc.encoding.encoding import Encoding
 
 T = TypeVar("T")
-MOST = 16  # in one store: layers with other windows, heads or dtypes have plans of their own
+MAX_ENTRIES = 16  # of one store: layers with other windows, heads or dtypes have plans of their own
 _READ_BY_GRAPHS: list[Any] = []
 texts: dict[Any, Encoding] = {}  # of positions alone
+BOUND = "_bound"
 
 
 class Bound(dict[Any, Encoding]):
-    """The latest encoding of a scheme, and all that it was made of."""
+    """The latest encoding of a scheme, and all that it was made of. Copies of the scheme begin without one."""
 
     state: tuple[object, ...] = ()
     may_stay: bool | None = None  # None: not known yet
 
-
-_BOUND: WeakKeyDictionary[nn.Module, Bound] = WeakKeyDictionary()
+    def __reduce__(self) -> Any:
+        return Bound, ()
 
 
 def bound_of(scheme: nn.Module) -> Bound:
-    """Where the encoding of a scheme is kept, as long as the scheme lives."""
-    found = _BOUND.get(scheme)
-    if found is None:
-        found = _BOUND[scheme] = Bound()
+    """Where the encoding of a scheme is kept: in the scheme's own dictionary, since the encoding refers to the scheme,
+    so that both go together."""
+    found: Bound = vars(scheme).setdefault(BOUND, Bound())
     return found
 
 
@@ -74,7 +73,7 @@ def cached(
         return made[stream]
     found = make()
     if may_stay(found):
-        if len(store) >= MOST:
+        if len(store) >= MAX_ENTRIES:
             store.clear()
         store.setdefault(key, made)[stream] = found
     return found

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posenc import compat
 from posenc.backends import bands, cache
-from posenc.backends.cache import MOST, cached
+from posenc.backends.cache import MAX_ENTRIES, cached
 from posenc.backends.call import Backend, Call, Direct
 from posenc.backends.native.library import missing
 from posenc.backends.request import DTYPES, POSITIONS_REQUIRED_BY, Request, default_positions, is_autocast, of_scheme
@@ -34,10 +34,10 @@ from posenc.positions.tiles import Chunk
 from posenc.scheme import Scheme, bare_parts
 
 LONGEST = 2**15  # tokens; what is kept grows with them, and kernels soon take longer than binding
-COMPARED = 2**14  # numbers of parameters; comparing more takes longer than deriving tables from them
+COMPARED_NUMBERS = 2**14  # numbers of parameters; comparing more takes longer than deriving tables from them
 KNOWN = ("posenc.scheme", "torch.nn.modules.")  # whose classes compute from attributes and parameters alone
 CONSTANT = (int, float, str, range, torch.dtype, type(None), nn.Module)
-UNREAD = frozenset(vars(nn.Module())) - {"training"}
+UNREAD = frozenset(vars(nn.Module())) - {"training"} | {cache.BOUND}
 
 
 def bound(request: Request) -> Encoding | None:
@@ -152,6 +152,14 @@ class Plan:
     values: MadeWith = ()  # of an encoding that outlives changes of parameters: what ``kept`` was derived from
     direct: Direct | None = None
 
+    def renew(self) -> None:
+        """Forgets what was derived from other values of the parameters, or from some that can no longer be compared."""
+        if self.kept is None or not all(is_readable(each.parameter) for each in self.values):
+            self.kept, self.direct, self.values = None, None, ()
+        elif not are_equal(self.values):
+            self.kept.clear()
+            self.values = with_values(self.values)
+
 
 class Key(NamedTuple):
     """Where a plan is kept: None, nowhere. And whether its encoding is kept with a scheme that was passed unbound."""
@@ -172,9 +180,8 @@ def planned(request: Request, backend: str) -> tuple[Plan | None, Key]:
     encoding, signature, plan = request.encoding, signature_of(request, backend), None
     if signature is not None and isinstance(encoding, Encoding):
         plan = encoding.plans.get(signature)
-        if plan is not None and plan.kept is not None and not are_equal(plan.values):
-            plan.kept.clear()
-            plan.values = with_values(plan.values)
+        if plan is not None and plan.kept is not None and plan.values:
+            plan.renew()
     if plan is not None and isinstance(encoding, Encoding):
         encoding.check_fresh()
         check_values(encoding._made_with)
@@ -189,10 +196,10 @@ def made(request: Request, backend: str, key: Key) -> tuple[Encoding, Call, Plan
     run = bands.runner(call, backend)
     call.check()
     read = tuple(each.parameter for each in encoding._made_with) if key.is_of_scheme else ()
-    is_small = sum(p.numel() for p in read) <= COMPARED and all(map(is_readable, read))
+    is_small = sum(p.numel() for p in read) <= COMPARED_NUMBERS and all(map(is_readable, read))
     plan = Plan(settled, run, {} if is_small else None, with_values(made_with(read)) if is_small else ())
     if key.signature is not None:
-        if len(encoding.plans) >= MOST:
+        if len(encoding.plans) >= MAX_ENTRIES:
             encoding.plans.clear()
         encoding.plans[key.signature] = plan
         call.keeping(plan.kept)

@@ -9,13 +9,16 @@ the results of the kernel's self-test.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
 import statistics
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,13 +38,13 @@ from posenc.rotation.phases import PairRotation
 
 SWITCH = "POSENC_RACES"
 LENGTHS = (16, 64, 128, 256, 1024)
-ENOUGH = 256  # tokens; from here on a clear lead ends the race, since longer texts take seconds where PyTorch is slow
-CLEAR = 1.5  # a ratio of times that is a clear lead
+DECIDING_TOKENS = 256  # from here on a clear lead ends the race: longer texts take seconds where PyTorch is slow
+CLEAR_RATIO = 1.5
 ROUNDS = 7, 60  # at least and at most
-LASTING = 0.03  # seconds of all rounds: several turns of the system's scheduler, should something else run
-SHORTEST = 1e-4  # seconds of one timing
-NOISY = 2.0  # the middle over the fastest of all rounds; above it the times say nothing
-DEFAULT = 256  # tokens from which the kernel is taken where times say nothing: on all machines seen, the faster one
+SECONDS_OF_ROUNDS = 0.03  # several turns of the system's scheduler, should something else run
+SECONDS_OF_TIMING = 1e-4
+NOISY_RATIO = 2.0  # the middle over the fastest of all rounds; above it the times say nothing
+DEFAULT_TOKENS = 256  # from here on the kernel is taken where times say nothing: it was the faster one everywhere
 
 
 class Kind(NamedTuple):
@@ -61,7 +64,7 @@ class Kind(NamedTuple):
             "rotated" if self.is_rotated else "plain",
             "causal" if self.is_causal else "both directions",
             "training" if self.is_training else "forward",
-            *(["one query"] if self.is_few else []),
+            *(["few queries"] if self.is_few else []),
             f"{self.width} channels",
             f"{self.threads} thread{'s' * (self.threads > 1)}",
         )
@@ -79,7 +82,7 @@ class Lap(NamedTuple):
     @property
     def is_kernel(self) -> bool:
         """Whether the kernel is to be taken: it was the faster one or, where the times say nothing, by default."""
-        return self.kernel <= self.pytorch if self.is_clear else self.tokens >= DEFAULT
+        return self.kernel <= self.pytorch if self.is_clear else self.tokens >= DEFAULT_TOKENS
 
     def __str__(self) -> str:
         seconds = f"{self.kernel * 1e3:.3g} ms against {self.pytorch * 1e3:.3g}"
@@ -87,8 +90,8 @@ class Lap(NamedTuple):
 
 
 Race = tuple[Lap, ...]
-_KNOWN: dict[Kind, Race] = {}  # of this process; never stale, since neither machine nor library changes under it
-_RACING = threading.Lock()
+_RACES: dict[Kind, Race] = {}  # of this process; never stale, since neither machine nor library changes under it
+_LOCK = threading.RLock()
 
 
 def kind_of(call: Call, threads: int) -> Kind:
@@ -117,7 +120,7 @@ def kernel_is_ahead(call: Call) -> str | None:
     tokens = call.key.size(2) if kind.is_few else math.sqrt(call.query.size(2) * call.key.size(2))
     race = race_of(kind)
     if race is None:
-        return f"{WHY}, and from {DEFAULT} tokens on the kernel is taken" if tokens >= DEFAULT else None
+        return f"{WHY}, and from {DEFAULT_TOKENS} tokens on the kernel is taken" if tokens >= DEFAULT_TOKENS else None
     lap = nearest(race, tokens)
     return f"{WHY}, and in a race on this machine the kernel took {lap}" if lap.is_kernel else None
 
@@ -142,20 +145,27 @@ def nearest(race: Race, tokens: float) -> Lap:
 def race_of(kind: Kind) -> Race | None:
     """The race of this kind, run now if it never was on this machine. None where races are turned off, or operations
     are traced, replaced or profiled."""
-    found = _KNOWN.get(kind)
+    found = _RACES.get(kind)
     if found is not None or os.environ.get(SWITCH, "1").lower() in library.OFF:
         return found
-    with _RACING, compat.outside_compilation():
-        if kind in _KNOWN:
-            return _KNOWN[kind]
+    with _LOCK, compat.outside_compilation() if torch.compiler.is_compiling() else nullcontext():
+        if kind in _RACES:
+            return _RACES[kind]
         before = stored(precision_of(kind.dtype)).get(str(kind))
         if before is not None:
-            _KNOWN[kind] = before
-        elif compat.can_bypass_dispatch(()):
-            _KNOWN[kind] = _run(kind)
-            if all(lap.is_clear for lap in _KNOWN[kind]):  # else the next process tries again
+            _RACES[kind] = before
+        elif _is_undisturbed():
+            _RACES[kind] = _run(kind)
+            if all(lap.is_clear for lap in _RACES[kind]):  # else the next process tries again
                 _store(kind)
-        return _KNOWN.get(kind)
+        return _RACES.get(kind)
+
+
+def _is_undisturbed() -> bool:
+    """Whether times are those of any other program: no switch, tracer or profiler makes calls slower."""
+    is_watched = sys.gettrace() is not None or sys.getprofile() is not None or torch.is_anomaly_enabled()
+    is_switched = torch.are_deterministic_algorithms_enabled() or not torch.backends.cuda.flash_sdp_enabled()
+    return compat.can_bypass_dispatch(()) and not (is_watched or is_switched)
 
 
 # -- the race ---------------------------------------------------------------------------------------------------------
@@ -164,12 +174,19 @@ def race_of(kind: Kind) -> Race | None:
 def _run(kind: Kind) -> Race:
     """Races at one length after the other."""
     laps: list[Lap] = []
-    # Neither the caller's autocast and inference mode nor its random numbers have a part in it.
-    with torch.inference_mode(False), torch.set_grad_enabled(kind.is_training), torch.autocast("cpu", enabled=False):
+    # Neither the caller's autocast, inference mode and hooks nor its random numbers have a part in it. Checkpointing
+    # has such hooks, which would run the layer again, in which this race is.
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    with (
+        torch.inference_mode(False),
+        torch.set_grad_enabled(kind.is_training),
+        torch.autocast("cpu", enabled=False),
+        hooks,
+    ):
         for tokens in LENGTHS:
             laps.append(_lap(kind, tokens))
             ratio = laps[-1].pytorch / laps[-1].kernel
-            if tokens >= ENOUGH and not 1 / CLEAR < ratio < CLEAR:
+            if tokens >= DECIDING_TOKENS and not 1 / CLEAR_RATIO < ratio < CLEAR_RATIO:
                 break
     return tuple(laps)
 
@@ -179,15 +196,15 @@ def _lap(kind: Kind, tokens: int) -> Lap:
     calls = [_once(backend, call) for backend in (SDPA, NATIVE)]
     for once in calls:  # what is made at the first call
         once()
-    counts = [max(1, math.ceil(SHORTEST / _seconds(once, 1))) for once in calls]
+    counts = [max(1, math.ceil(SECONDS_OF_TIMING / _seconds(once, 1))) for once in calls]
     times: list[list[float]] = [[], []]
-    end = time.perf_counter() + LASTING
+    end = time.perf_counter() + SECONDS_OF_ROUNDS
     while len(times[0]) < ROUNDS[0] or (len(times[0]) < ROUNDS[1] and time.perf_counter() < end):
         for found, once, n in zip(times, calls, counts, strict=True):
             found.append(_seconds(once, n))
     # The fastest, since other processes only add to a time.
     pytorch, kernel = map(min, times)
-    return Lap(tokens, pytorch, kernel, all(statistics.median(found) < NOISY * min(found) for found in times))
+    return Lap(tokens, pytorch, kernel, all(statistics.median(found) < NOISY_RATIO * min(found) for found in times))
 
 
 def _seconds(once: Callable[[], None], count: int) -> float:
@@ -246,7 +263,10 @@ def path_of(precision: str) -> Path | None:
     if isinstance(found, UnavailableError):
         return None
     with contextlib.suppress(UnavailableError):
-        return library.cache() / f"races-{library.identity(found.record)}.json"
+        here = [Path(__file__), Path(__file__).with_name("sdpa.py")]  # the kernel's sources are in its identity
+        parts = (library.identity(found.record), *(path.read_text(encoding="utf-8") for path in here))
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+        return library.cache() / f"races-{digest}.json"
     return None
 
 
@@ -255,13 +275,19 @@ def stored(precision: str) -> dict[str, Race]:
     path = path_of(precision)
     try:
         found = json.loads((path and build.content(path)) or b"{}")
-        return {
-            str(kind): tuple(Lap(int(n), float(p), float(k), bool(c)) for n, p, k, c in laps)
-            for kind, laps in found.items()
-            if laps
-        }
+        races = {str(kind): tuple(map(_lap_of, laps)) for kind, laps in found.items()}
     except (UnavailableError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
+    return {kind: race for kind, race in races.items() if race}
+
+
+def _lap_of(numbers: Sequence[Any]) -> Lap:
+    """ValueError or TypeError for what is not the numbers of a lap."""
+    tokens, *seconds, is_clear = numbers
+    pytorch, kernel = map(float, seconds)
+    if tokens not in LENGTHS or not (0 < pytorch < math.inf and 0 < kernel < math.inf):
+        raise ValueError(f"a lap must have tokens of {LENGTHS} and seconds above 0, got {numbers}")
+    return Lap(tokens, pytorch, kernel, bool(is_clear))
 
 
 def _store(kind: Kind) -> None:
@@ -269,4 +295,4 @@ def _store(kind: Kind) -> None:
     if path is None:
         return
     with build.lock(path.with_name(".races")), contextlib.suppress(OSError):  # a full disk
-        build.write(path, json.dumps(stored(precision_of(kind.dtype)) | {str(kind): _KNOWN[kind]}))
+        build.write(path, json.dumps(stored(precision_of(kind.dtype)) | {str(kind): _RACES[kind]}))

@@ -101,7 +101,7 @@ export function python(values, app) {
         );
     }
     if (scheme === "learned") {
-        return `from posenc.rotation.phases import drawn\n# So a posenc.Learned(${tokens}, ${dim}) may begin:\nP = 0.02 * drawn(${tokens * dim}, 0).view(${tokens}, ${dim})`;
+        return `from posenc.rotation.phases import seeded_normal\n# So a posenc.Learned(${tokens}, ${dim}) may begin:\nP = 0.02 * seeded_normal(${tokens * dim}, 0).view(${tokens}, ${dim})`;
     }
     return `scheme = ${options.python(entry, given)}\nP = scheme.table(posenc.Positions.arange(${tokens}), torch.float64)[0]`;
 }

@@ -314,6 +314,8 @@ class _Kernel:
         """Takes these tensors besides query, key and value."""
         call, form, self.given = self.call, self.form, given
         self.has_bounds = None
+        for name in BOUNDS:
+            setattr(call, name, None)
         for name, x in given.items():
             if name in TABLES:
                 setattr(call, name, table(x, form.low_of(name), call.heads // call.kv_heads))
@@ -568,6 +570,7 @@ class Prepared:
 
     def _take(self, is_backward: bool, tensors: Sequence[Tensor], given: Sequence[Tensor]) -> _Kernel | None:
         """A structure for these tensors; None if they must be run without one."""
+        given = given if self.given is None else self.given  # what a hook has unpacked may be overwritten later
         query, key, value = tensors
         strides = query.stride(), key.stride(), value.stride()
         if strides != self.strides:

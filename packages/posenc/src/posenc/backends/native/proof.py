@@ -268,7 +268,7 @@ def _clock(side: str) -> Callable[[Question], Tensor]:
         positions = ask.query_positions if side == "query" else ask.key_positions
         readings = ask.numbers(f"{side} clock", ask.place.batch, ask.place.heads, len(positions))
         # An increasing one makes distant keys negligible.
-        return readings - positions.coords[:, None] / 2.0 if ask.skips else readings
+        return readings - positions.coords[:, None].double() / 2 if ask.skips else readings
 
     return make
 

@@ -34,7 +34,7 @@ function erfinv(y) {
     return x;
 }
 
-/** Draws from N(0, 1) that follow from the seed alone, as posenc.rotation.phases.drawn has them: splitmix64, then erfinv. The
+/** Draws from N(0, 1) that follow from the seed alone, as posenc.rotation.phases.seeded_normal has them: splitmix64, then erfinv. The
  * stream can be read on from its draw `first`. */
 export function drawn(count, seed, first = 0) {
     const wrap = (x) => BigInt.asUintN(64, x);

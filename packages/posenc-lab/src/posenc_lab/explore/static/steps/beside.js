@@ -70,8 +70,8 @@ export const figure = {
     ],
     values,
     line: ({ query }) =>
-        `from posenc.rotation.phases import drawn  # Gaussian numbers of a seed\n` +
-        `x = drawn(${KINDS.length * DIM}, ${SEED}).view(${KINDS.length}, ${DIM})[[${ROWS.join(", ")}]]` +
+        `from posenc.rotation.phases import seeded_normal  # Gaussian numbers of a seed\n` +
+        `x = seeded_normal(${KINDS.length * DIM}, ${SEED}).view(${KINDS.length}, ${DIM})[[${ROWS.join(", ")}]]` +
         `.expand(1, ${HEADS}, ${ROWS.length}, ${DIM})  # a vector for each word\n` +
         `places = posenc.Positions(torch.tensor([[*range(${WORDS.length}), ${query}]]))\n` +
         `schemes = posenc.NoPE(), posenc.RoPE(${DIM}), posenc.ALiBi(${HEADS})\n` +

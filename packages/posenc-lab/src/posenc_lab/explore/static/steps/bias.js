@@ -78,10 +78,10 @@ export const figure = {
         const scheme = `scheme = ${python(entry, options)}`;
         const numbers =
             `scheme.${learns}.data = ` +
-            `${SPREAD} * drawn(${shape?.[0] * shape?.[1]}, 1).view${literal(shape ?? null)}`;
+            `${SPREAD} * seeded_normal(${shape?.[0] * shape?.[1]}, 1).view${literal(shape ?? null)}`;
         return (
-            `from posenc.rotation.phases import drawn  # Gaussian numbers of a seed\n` +
-            `q = drawn(${QUERIES.length * DIM}, 0).view(2, 1, 1, ${DIM})` +
+            `from posenc.rotation.phases import seeded_normal  # Gaussian numbers of a seed\n` +
+            `q = seeded_normal(${QUERIES.length * DIM}, 0).view(2, 1, 1, ${DIM})` +
             `.expand(2, ${HEADS}, ${FAR + 1}, ${DIM})  # ${QUERIES.join(", ")}\n` +
             (learns ? `${scheme}.double()\n${numbers}\n` : `${scheme}\n`) +
             `posenc.logits(q, 0 * q, scheme)[:, ${head}, -1]  # with .softmax(-1) the weights`

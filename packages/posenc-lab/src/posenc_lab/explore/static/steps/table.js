@@ -49,9 +49,9 @@ export const figure = {
     controls: [{ name: "position", label: "position", kind: "range", min: 0, max: SHOWN - 1, step: 1 }],
     values,
     line: ({ position }) =>
-        `from posenc.rotation.phases import drawn  # Gaussian numbers of a seed\n` +
+        `from posenc.rotation.phases import seeded_normal  # Gaussian numbers of a seed\n` +
         `learned = posenc.Learned(max_positions=${ROWS}, dim=${DIM}).double()\n` +
-        `learned.weight.data = 0.02 * drawn(${ROWS * DIM}, 0).view(${ROWS}, ${DIM})  # so it may begin\n` +
+        `learned.weight.data = 0.02 * seeded_normal(${ROWS * DIM}, 0).view(${ROWS}, ${DIM})  # so it may begin\n` +
         `row = learned.table(posenc.Positions.arange(1, start=${position}), torch.float64)[0]\n` +
         `torch.cosine_similarity(row, learned.weight)`,
     compared(state) {

@@ -62,8 +62,8 @@ export const figure = {
     }),
     values,
     line: ({ query, key }) =>
-        `from posenc.rotation.phases import drawn  # Gaussian numbers of a seed\n` +
-        `q, k = (x.expand(1, 1, ${LAST + 1}, ${DIM}) for x in drawn(${2 * DIM}, ${SEED}).view(2, ${DIM}))\n` +
+        `from posenc.rotation.phases import seeded_normal  # Gaussian numbers of a seed\n` +
+        `q, k = (x.expand(1, 1, ${LAST + 1}, ${DIM}) for x in seeded_normal(${2 * DIM}, ${SEED}).view(2, ${DIM}))\n` +
         `scores = posenc.logits(q, k, posenc.RoPE(${DIM}))[0, 0]  # all positions\n` +
         `torch.cat((scores[${query}, ${key}:${key + 1}], scores[:, 0]))  # this one, all distances`,
     compared(state) {
