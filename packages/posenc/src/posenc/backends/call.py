@@ -233,7 +233,7 @@ class Backend:
     ``run(call)`` returns the output (B, H, M, d_v) in the query's dtype and, if ``return_lse``, the log-sum-exp
     (B, H, M) of every row of scores. Queries and keys are already rotated, unless it ``turns`` them itself.
 
-    ``prepared(call)`` may return a function that does the same for the query, key and value of later calls that are
+    ``direct_for(call)`` may return a function that does the same for the query, key and value of later calls that are
     otherwise the same, as long as the values that the call has `kept` are.
 
     ``kinds`` are the kinds of terms that it supports, with their conditions; None: all that have a form. It is asked
@@ -249,7 +249,7 @@ class Backend:
     first: tuple[Question, ...] = ()
     last: tuple[Question, ...] = ()
     turns: bool = False
-    prepared: Callable[[Call], Direct | None] = lambda call: None
+    direct_for: Callable[[Call], Direct | None] = lambda call: None
 
     def __call__(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """Runs the call, after rotating queries and keys unless the backend does."""

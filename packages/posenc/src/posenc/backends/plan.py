@@ -206,7 +206,7 @@ def made(request: Request, backend: str, key: Key) -> tuple[Encoding, Call, Plan
         turns_values = any(rotation.value is not None or rotation.output is not None for rotation in encoding.rotations)
         is_other = turns_values or request.sinks is not None or gives_weights(call.pieces)
         if isinstance(run, Backend) and not is_other and all(map(is_, given, (call.query, call.key, call.value))):
-            plan.direct = run.prepared(call)
+            plan.direct = run.direct_for(call)
     return encoding, call, plan
 
 

@@ -138,7 +138,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     return out if blind is None else out.masked_fill(blind, 0.0), None
 
 
-def _prepared(call: Call) -> Direct | None:
+def _direct(call: Call) -> Direct | None:
     """For causal or full attention without a mask, of equal widths."""
     is_triangle, is_grouped = _is_triangle(call), call.query.size(1) != call.key.size(1)
     is_full = sees_all(call.query_positions, call.key_positions, call.visibility)
@@ -164,4 +164,4 @@ def _finished(out: Tensor, call: Call) -> Tensor:
     return (out if out.size(-1) == width else out[..., :width]).to(call.query.dtype)
 
 
-SDPA = Backend("sdpa", _run, KINDS, last=(_wants_lse, _wants_wide_mask), prepared=_prepared)
+SDPA = Backend("sdpa", _run, KINDS, last=(_wants_lse, _wants_wide_mask), direct_for=_direct)

@@ -92,7 +92,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     return out.to(call.query.dtype), lse if call.return_lse else None
 
 
-def _prepared(call: Call) -> Direct | None:
+def _direct(call: Call) -> Direct | None:
     kept = call.kept
     if kept is None or call.key_norms is not None or any(piece.is_planar for piece in call.pieces):
         return None
@@ -159,5 +159,5 @@ NATIVE = Backend(
         lambda call: missing(call.dtype),
     ),
     turns=True,
-    prepared=_prepared,
+    direct_for=_direct,
 )

@@ -460,14 +460,14 @@ def _native(
     ``tiling`` and ``form`` the numbers of a `Tiling` and a `KernelLayout`; ``skip_below`` the fraction of a row's
     weight that may be skipped. If the form has a turn, queries and keys are rotated by cos and sin in ``given``."""
     with compat.single_threaded() as threads:
-        inputs = _prepared(dict(zip(names.split(), given, strict=True)))
+        inputs = _in_memory_order(dict(zip(names.split(), given, strict=True)))
         tensors = [_aligned(x) for x in (query, key, value)]
         kernel = _Kernel(tensors, inputs, tiling, KernelLayout.unflat(form), scale, skip_below, threads)
         out, lse = kernel.forward(*tensors)
         return _cut(out, value.size(-1)), lse
 
 
-def _prepared(given: dict[str, Tensor]) -> dict[str, Tensor]:
+def _in_memory_order(given: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors in the memory order of the kernel, and what it needs besides."""
     named = dict(given)
     if "key_place" in named:
@@ -520,7 +520,9 @@ def _native_backward(
     with compat.single_threaded() as threads:
         inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
         tensors = [_aligned(x) for x in (query, key, value)]
-        kernel = _Kernel(tensors, _prepared(inputs), tiling, KernelLayout.unflat(form), scale, skip_below, threads)
+        kernel = _Kernel(
+            tensors, _in_memory_order(inputs), tiling, KernelLayout.unflat(form), scale, skip_below, threads
+        )
         kernel.divide(wanted)
         out, dout, lse = _aligned(out).contiguous(), _aligned(dout).contiguous(), lse.contiguous()
         *of_tokens, found = kernel.backward(wanted, dout, dlse, tensors, out, lse)
@@ -584,7 +586,7 @@ class Prepared:
         try:
             made = self.free[is_backward].pop()
         except IndexError:
-            inputs = _prepared(dict(zip(names.split(), given, strict=True)))
+            inputs = _in_memory_order(dict(zip(names.split(), given, strict=True)))
             made = _Kernel(
                 tensors, inputs, tiling, KernelLayout.unflat(form), scale, skip_below, torch.get_num_threads()
             )
@@ -592,7 +594,7 @@ class Prepared:
                 made.divide(self.learned)
             return made
         if self.given is None:
-            made.put(_prepared(dict(zip(names.split(), given, strict=True))))
+            made.put(_in_memory_order(dict(zip(names.split(), given, strict=True))))
         return made
 
     def _give_back(self, is_backward: bool, kernel: _Kernel) -> None:
