@@ -72,6 +72,14 @@ FOREIGN: list[tuple[Any, str]] = [
     ),
     (lambda: attention(*qkv(), position_ids=0), r"attention has no argument 'position_ids': pass query_positions=$"),
     (lambda: attention(*qkv(), unknown=True), r"attention has no argument 'unknown'$"),
+    (
+        lambda: attention(*qkv(), key_padding_mask=0),
+        r"attention has no argument 'key_padding_mask'; for a tokenizer's mask pass scheme\(Positions.padded",
+    ),
+    (
+        lambda: RoPE(WIDTH)(Positions.arange(3)) + ALiBi(2),
+        "a scheme cannot be added to an encoding: add the schemes, and bind their sum to positions$",
+    ),
     (lambda: RoPE(WIDTH, theta=1e6), r"RoPE has no argument 'theta': pass base=$"),
     (lambda: RoPE(dim=WIDTH), r"RoPE has no argument 'dim': pass head_dim=$"),
     (lambda: RoPE(WIDTH, max_seq_len=9), r"RoPE has no argument 'max_seq_len': leave it out$"),

@@ -56,10 +56,10 @@ def test_regrets_are_gathered_by_what_the_calls_have_in_common() -> None:
         ("all", "1.414", "2.00", "1", "2"),
         ("forward", "1.414", "2.00", "1", "2"),
         ("causal", "2.000", "2.00", "1", "1"),
-        ("512 tokens", "2.000", "2.00", "1", "1"),
-        ("alibi", "1.414", "2.00", "1", "2"),
         ("both ways", "1.000", "1.00", "0", "1"),
+        ("512 tokens", "2.000", "2.00", "1", "1"),
         ("1,024 tokens", "1.000", "1.00", "0", "1"),
+        ("alibi", "1.414", "2.00", "1", "2"),
     ]
     worst = table("The largest", [short, single, long])
     assert [tuple(row) for row in worst.rows] == [

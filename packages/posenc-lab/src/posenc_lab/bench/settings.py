@@ -24,7 +24,7 @@ class Settings(Configuration):
     regret: bool = option(
         False,
         "how much longer auto takes than the fastest backend that can run the call: causal and both directions, "
-        "forward and training, with encodings bound before (default: eight schemes, 64 to 4,096 tokens)",
+        "forward and training, with encodings bound before; eight schemes, 64 to 4,096 tokens, unless others are given",
     )
     lengths: tuple[int, ...] = option(
         (512, 1024, 2048, 4096, 8192, 16384, 32768), "powers of two (quick: 512,2048)", least=64

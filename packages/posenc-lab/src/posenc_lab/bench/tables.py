@@ -282,7 +282,9 @@ def _regrets(records: Sequence[Record]) -> list[Table]:
         _, phase, seen = record["kind"].split(" ", 2)
         for part in ("all", phase, seen, f"{record['length']:,} tokens", record["scheme"]):
             parts.setdefault(part, []).append(value)
-    for part, values in parts.items():
+    lengths = {f"{n:,} tokens": n for n in lengths_of(records)}
+    first = {"all": 0, **dict.fromkeys(PHASES, 1), "causal": 2, "both ways": 2}
+    for part, values in sorted(parts.items(), key=lambda each: (first.get(each[0], 3), lengths.get(each[0], 1 << 62))):
         over = sum(value > TOO_MUCH for value in values)
         mean = f"{statistics.geometric_mean(values):.3f}"
         whole.rows.append((part, mean, f"{max(values):.2f}", str(over), str(len(values))))

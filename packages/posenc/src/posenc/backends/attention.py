@@ -21,7 +21,7 @@ from posenc.backends.call import Call, sliced
 from posenc.backends.choice import Explanation
 from posenc.backends.plan import made, planned
 from posenc.backends.reference import dense_logits
-from posenc.backends.request import Align, Request
+from posenc.backends.request import FOR_PADDING, Align, Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import gives_weights
 from posenc.lowering.forms import added
@@ -150,6 +150,8 @@ def _refused(function: Callable[..., Any], misplaced: tuple[object, ...], unknow
             "is_causal=True)"
         )
     argument, parameters = next(iter(unknown)), inspect.signature(function).parameters.values()
+    if argument == "key_padding_mask":
+        return TypeError(f"{function.__name__} has no argument {argument!r}; {FOR_PADDING}")
     known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return TypeError(f"{function.__name__} has no argument {argument!r}{instead_of(argument, known)}")
 

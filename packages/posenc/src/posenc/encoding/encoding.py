@@ -418,6 +418,8 @@ class Encoding:
     def __add__(self, other: Encoding) -> Encoding:
         """The terms of both encodings, these first. Raises ValueError for different positions or heads, or for two
         different features of one name."""
+        if callable(other) and hasattr(other, "doors"):
+            raise TypeError("a scheme cannot be added to an encoding: add the schemes, and bind their sum to positions")
         if not isinstance(other, Encoding):
             return NotImplemented
         if other.query_positions is not self.query_positions or other.key_positions is not self.key_positions:
