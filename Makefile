@@ -198,6 +198,7 @@ $(OLDEST)/.installed: $(PROJECTS)
 	@$(OLDEST)/bin/python -m pip install --disable-pip-version-check -c $(OLDEST)/constraints.txt \
 		"torch==$(OLDEST_TORCH).*" -e $(LIBRARY) numpy pytest pytest-xdist hypothesis \
 		>$(OLDEST)/install.log 2>&1 || { tail -n 25 $(OLDEST)/install.log >&2; exit 1; }
+	@$(OLDEST)/bin/python -m pip install -q --no-deps -e packages/posenc-lab  # of which two files of tests read tables
 	@touch $@
 
 # Peers are optional: without one, its places in the tables say so.

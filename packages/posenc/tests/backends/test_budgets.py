@@ -73,7 +73,7 @@ def budgets(name: str, place: str, tokens: int, dtype: torch.dtype) -> dict[str,
 
     def budget(what: str, x: Tensor) -> float:
         error = (own[what].double() - x).abs().max() + sum(one[what].abs().max() for one in more if what in one)
-        return 2 * float(error) + ulp(x, dtype)
+        return 2 * float(error.detach()) + ulp(x, dtype)
 
     return {what: budget(what, x) for what, x in exact.items()}
 

@@ -84,7 +84,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         key, (tensors, *rest) = given.key, _arguments(call, given)
         if prepared is None:
             is_fixed = key is call.key and given.is_of_positions
-            rest += [call.scale, call.skip_below]
+            rest = [*rest, call.scale, call.skip_below]  # dynamo of torch 2.9 takes it for a tuple, which has no +=
             prepared = Prepared(_dtype_of(call), tensors if is_fixed else None, *rest)
             if call.kept is not None:
                 call.kept["native"] = prepared
