@@ -64,6 +64,11 @@ def can_bypass_dispatch(tensors: Iterable[Tensor]) -> bool:
     return not torch.autograd.profiler._is_profiler_enabled and is_plain_memory(tensors)
 
 
+def is_exporting() -> bool:
+    """`torch.compiler.is_exporting`, which torch 2.9 takes to be true in every compiled graph."""
+    return torch.compiler.is_compiling() and torch.compiler._is_exporting_flag
+
+
 def is_hooked(module: torch.nn.Module) -> bool:
     """Whether calling the module does more than its ``forward``."""
     names = "forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"
