@@ -185,7 +185,7 @@ def _hint(kinds: Sequence[type | None], value: Any) -> str:
     return f"; use {line}Positions.from_ids(position_ids, mask), or Positions.padded(mask) for a mask of tokens"
 
 
-def turned_axes(name: str, x: Any, tokens: int) -> str:
+def swapped_axes(name: str, x: Any, tokens: int) -> str:
     """The end of an error message for a tensor whose heads seem to be its third axis, not its second."""
     if x.dim() != 4 or x.size(1) != tokens:
         return ""

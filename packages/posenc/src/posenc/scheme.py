@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from posenc.arguments import check_type, naming, number, one_or, shown, whole
 from posenc.encoding.claims import check_bound
 from posenc.encoding.context import Feature, wanted_by_both
-from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding
+from posenc.encoding.encoding import DOORS, ROTATED_IN_PAIRS, Context, Encoding
 from posenc.encoding.pieces import SKIP_BELOW, Pieces, Value, horizon
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import by_value, is_counted
@@ -156,7 +156,7 @@ class Scheme(nn.Module):
         if needs_raw_keys(self):
             check_type("query_positions", query_positions, Positions)
             if self(query_positions[:1], context=context, doors=("rotate",)).banded is not None:
-                raise ValueError(TURNED_IN_PAIRS)
+                raise ValueError(ROTATED_IN_PAIRS)
         return self(query_positions, key_positions, context=context, doors=("score", "value"))
 
     def forward(

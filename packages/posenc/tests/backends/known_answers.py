@@ -73,9 +73,9 @@ def planar(ask: Question, x: dict[str, Tensor]) -> list[Piece]:
 
 def turn(ask: Question, x: Tensor, given: dict[str, Tensor], side: str) -> Tensor:
     """x with pairs of channels turned by angles, from a channel on."""
-    if not ask.turn:
+    if not ask.rotation:
         return x
-    first, is_interleaved = ask.turn
+    first, is_interleaved = ask.rotation
     cos, sin = given[f"{side}_cos"], given[f"{side}_sin"]
     pairs = cos.size(-1)
     numbers = first + torch.arange(2 * pairs)

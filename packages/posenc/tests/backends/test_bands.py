@@ -110,7 +110,7 @@ def test_layers_of_a_pass_share_what_selects_the_bands(backend: str, monkeypatch
     ]
     assert len(made) == 1
     (plan,) = encoding.plans.values()
-    assert plan.kept.keys() == {"band 0", "band 1", "band 2"}
+    assert plan.store.keys() == {"band 0", "band 1", "band 2"}
     for factor, out in zip((1, 2, 3), found, strict=True):
         truth = posenc.attention(factor * query, factor * key, value, encoding, is_causal=True, backend="reference")
         torch.testing.assert_close(out, truth)

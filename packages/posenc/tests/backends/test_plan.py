@@ -236,8 +236,8 @@ def test_calls_at_once_have_structures_of_their_own() -> None:
     for found, expected in zip(together, alone * 3, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
     (plan,) = encoding.plans.values()
-    assert plan.kept is not None
-    forward, backward = plan.kept["native"].free
+    assert plan.store is not None
+    forward, backward = plan.store["native"].free
     assert 1 <= len(forward) <= 5
     assert 1 <= len(backward) <= 5
 

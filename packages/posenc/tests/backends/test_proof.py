@@ -167,8 +167,8 @@ FAULTS = (
     ),
     fault(
         "the gradient of queries is turned on, not back",
-        *("backward.h", "queries.turn(i, -1, row);", "queries.turn(i, 1, row);", "gradient of the query"),
-        "turned queries and keys",
+        *("backward.h", "queries.rotate(i, -1, row);", "queries.rotate(i, 1, row);", "gradient of the query"),
+        "rotated queries and keys",
     ),
     fault(
         "the query's column is forgotten",

@@ -141,22 +141,22 @@ TURNS = (
     Line(
         "a vector is added to keys before they are turned",
         request,
-        "_turn_left",
+        "_deferred",
         ("if any(piece.reads_vectors for piece in encoding.pieces):", "if False:"),
         partial(test_turns.check_turned_first, "a vector that is added to the key"),
     ),
     Mutant(
         "what is left to be turned is turned by nobody",
         call.Call,
-        "turned",
+        "rotated",
         lambda self: self,
         partial(test_turns.test_every_other_backend_is_given_rotated_queries_and_keys, "sdpa", []),
     ),
     Line(
         "only some of the heads are turned, and the kernel turns all",
         request,
-        "_turn_left",
-        (" or turn.heads is not None", ""),
+        "_deferred",
+        (" or each.heads is not None", ""),
         partial(test_turns.check_turned_first, "some of the heads"),
     ),
 )

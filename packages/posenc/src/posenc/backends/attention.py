@@ -124,7 +124,7 @@ def attention(
     else:
         assert isinstance(asked.encoding, Encoding)
         bound = asked.encoding
-        call = asked.call(bound, plan.settled, plan.kept)
+        call = asked.call(bound, plan.settled, plan.store)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
     with compat.without_autocast(query):
         out, lse = plan.run(call)
@@ -188,7 +188,7 @@ def logits(
     )  # fmt: skip
     *_, call = asked.checked()
     with compat.without_autocast(query):
-        return dense_logits(call.turned())
+        return dense_logits(call.rotated())
 
 
 def explain(

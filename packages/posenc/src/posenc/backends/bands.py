@@ -75,8 +75,8 @@ def runner(call: Call, backend: str) -> Run:
     def run(call: Call) -> tuple[Tensor, Tensor | None]:
         found = []
         for at, (runs, (_, band)) in enumerate(zip(each, calls(call, chosen), strict=True)):
-            if call.kept is not None:
-                band.keeping(call.kept.setdefault(f"band {at}", {}))
+            if call.store is not None:
+                band.with_store(call.store.setdefault(f"band {at}", {}))
             out, lse = runs(band)
             assert lse is not None
             found.append((out, lse))

@@ -281,7 +281,7 @@ class KernelLayout(NamedTuple):
 
     function: Sequence[int]
     lows: Sequence[int]
-    turn: Sequence[int] = ()
+    rotation: Sequence[int] = ()
 
     def low_of(self, name: str) -> int:
         """The distance of the first entry of a table."""
@@ -289,7 +289,7 @@ class KernelLayout(NamedTuple):
 
     def flat(self) -> list[int]:
         """As one list."""
-        return [*self.function, *self.lows, *self.turn]
+        return [*self.function, *self.lows, *self.rotation]
 
     @staticmethod
     def unflat(numbers: Sequence[int]) -> KernelLayout:
@@ -442,7 +442,7 @@ class KernelOperands:
         """Whether the tensors follow from positions and fixed parameters alone, so that another layer has the same."""
         return OF_POSITIONS.issuperset(self.tensors) and not any(x.requires_grad for x in self.tensors.values())
 
-    def arguments(self, turn: Sequence[int] = ()) -> tuple[Any, ...]:
+    def arguments(self, rotation: Sequence[int] = ()) -> tuple[Any, ...]:
         """The arguments of an operator from ``given`` on, except the scale."""
         is_learned = torch.is_grad_enabled()
         assert self.call.layouts is not None
@@ -451,7 +451,7 @@ class KernelOperands:
             " ".join(self.tensors),
             " ".join(name for name, x in self.tensors.items() if is_learned and x.requires_grad),
             Tiling(*self.call.layouts, self.call.visibility).flat(),
-            KernelLayout(self.function, [self.lows.get(name, 0) for name in POSSIBLE], turn).flat(),
+            KernelLayout(self.function, [self.lows.get(name, 0) for name in POSSIBLE], rotation).flat(),
         )
 
 
@@ -506,7 +506,7 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     own, reach = own_keys(call), _reach(call)
     if own is None or reach is None:
         return None
-    near = cached(call.kept, ("near", size), call.query.device, lambda: _near(call, size, reach))
+    near = cached(call.store, ("near", size), call.query.device, lambda: _near(call, size, reach))
     block, heads = replace(call.raw_block(), query=call.query.to(call.dtype)), call.query.size(1)
     groups = heads // call.key.size(1)
     query = block.query

@@ -1,7 +1,7 @@
 """The cache: what a call of attention leaves for later ones.
 
 Everything is kept with an encoding, an immutable value, and goes when it does: `Encoding.plans`, by all that a check
-or a choice reads, and in each plan what its backend derives (`Call.kept`). A call that passes no encoding has one made
+or a choice reads, and in each plan what its backend derives (`Call.store`). A call that passes no encoding has one made
 and kept here: of each scheme the latest, which goes with the scheme or with any change of what binding reads, and
 without a scheme those of the latest lengths. Whatever is kept, a store holds at most `MAX_ENTRIES`.
 """

@@ -36,15 +36,15 @@ class RotatedBand:
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class DeferredRotation:
     """A rotation of queries and keys that is not applied yet, of the same channel pairs in the same layout."""
 
     query: PairRotation
     key: PairRotation
 
-    def part(self, queries: slice, keys: slice) -> Turn:
+    def part(self, queries: slice, keys: slice) -> DeferredRotation:
         """The rotation of some of the queries and keys."""
-        return Turn(self.query.of_tokens(queries), self.key.of_tokens(keys))
+        return DeferredRotation(self.query.of_tokens(queries), self.key.of_tokens(keys))
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Call:
     """Query, key, value, the pair terms and the mask of one call.
 
     query (B, H, M, d), key (B, H_kv, N, d), value (B, H_kv, N, d_v), H a multiple of H_kv; all of one dtype and device.
-    Queries and keys are already rotated, unless ``turn`` is the rotation to apply: see `turned`. ``bands`` are the
+    Queries and keys are already rotated, unless ``rotation`` is the one to apply: see `rotated`. ``bands`` are the
     queries and keys for distant pairs, by the distance of `apart`; only the reference backend runs a call with bands.
     """
 
@@ -75,21 +75,21 @@ class Call:
     key_norms: Tensor | None = None
     bands: tuple[RotatedBand, ...] = ()
     chunk: int | None = None
-    turn: Turn | None = None
+    rotation: DeferredRotation | None = None
     is_clear: bool = False  # see `posenc.backends.call`
-    kept: dict[str, Any] | None = field(default=None, init=False)  # see `keeping`; a call made of this one has none
+    store: dict[str, Any] | None = field(default=None, init=False)  # see `with_store`; a call made of this one has none
 
-    def keeping(self, kept: dict[str, Any] | None) -> Call:
+    def with_store(self, store: dict[str, Any] | None) -> Call:
         """Gives the call, just made, a place for what a backend derives of it that no number in its tensors changes:
         other calls of the same plan are given it too."""
-        object.__setattr__(self, "kept", kept)
+        object.__setattr__(self, "store", store)
         return self
 
-    def turned(self) -> Call:
+    def rotated(self) -> Call:
         """The same call with queries and keys rotated."""
-        if self.turn is None:
+        if self.rotation is None:
             return self
-        return replace(self, query=self.turn.query(self.query), key=self.turn.key(self.key), turn=None)
+        return replace(self, query=self.rotation.query(self.query), key=self.rotation.key(self.key), rotation=None)
 
     def apart(self) -> Shaped[Tensor, "rows queries keys"]:
         """The distance of each pair that bands refer to: g(p_i) - g(p_j), in coordinates or in chunks of them."""
@@ -184,7 +184,7 @@ class Call:
             key_features=block.key_features,
             key_norms=None if self.key_norms is None else self.key_norms[:, :, keys],
             bands=tuple(RotatedBand(b.reach, b.query[:, :, queries], b.key[:, :, keys]) for b in self.bands),
-            turn=None if self.turn is None else self.turn.part(queries, keys),
+            rotation=None if self.rotation is None else self.rotation.part(queries, keys),
         )
 
 
@@ -231,10 +231,10 @@ class Backend:
     """An implementation of attention.
 
     ``run(call)`` returns the output (B, H, M, d_v) in the query's dtype and, if ``return_lse``, the log-sum-exp
-    (B, H, M) of every row of scores. Queries and keys are already rotated, unless it ``turns`` them itself.
+    (B, H, M) of every row of scores. Queries and keys are already rotated, unless it ``rotates`` them itself.
 
     ``direct_for(call)`` may return a function that does the same for the query, key and value of later calls that are
-    otherwise the same, as long as the values that the call has `kept` are.
+    otherwise the same, as long as the values in the call's `store` are.
 
     ``kinds`` are the kinds of terms that it supports, with their conditions; None: all that have a form. It is asked
     ``first`` before them, and ``last`` what needs terms of these kinds, or takes time.
@@ -248,12 +248,12 @@ class Backend:
     kinds: Mapping[type[Term], tuple[Unless, ...]] | None = None
     first: tuple[Question, ...] = ()
     last: tuple[Question, ...] = ()
-    turns: bool = False
+    rotates: bool = False
     direct_for: Callable[[Call], Direct | None] = lambda call: None
 
     def __call__(self, call: Call) -> tuple[Tensor, Tensor | None]:
         """Runs the call, after rotating queries and keys unless the backend does."""
-        return self.run(call if self.turns else call.turned())
+        return self.run(call if self.rotates else call.rotated())
 
     def refuses(self, call: Call) -> str | None:
         """Why it cannot run the call; None if it can. Does not read tensor values."""
@@ -305,7 +305,7 @@ def cleared(call: Call) -> Call:
     query = _with_zeros(call.query, asking)
     key, value = (_with_zeros(x, seen) for x in (call.key, call.value))
     if query is not call.query or key is not call.key or value is not call.value:
-        call = replace(call, query=query, key=key, value=value).keeping(call.kept)
+        call = replace(call, query=query, key=key, value=value).with_store(call.store)
     object.__setattr__(call, "is_clear", True)
     return call
 
@@ -358,7 +358,7 @@ def _unseen(call: Call) -> tuple[Unseen, Unseen]:
             return None, None
         is_known = call.layouts is not None and not torch.compiler.is_compiling()
         return cached(
-            call.kept, "unseen", call.query.device, lambda: _by_layouts(call) if is_known else _by_order(call)
+            call.store, "unseen", call.query.device, lambda: _by_layouts(call) if is_known else _by_order(call)
         )
     seen = call.visible() if call.bool_mask is not None else _with_float_mask(call)
     assert seen is not None  # there is a mask

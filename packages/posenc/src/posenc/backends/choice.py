@@ -285,8 +285,8 @@ def explain(call: Call) -> Explanation:
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0
-    if backend is FLEX or (backend is NATIVE and skips_keys(call.turned())):
-        computed = computed_share(call.turned())
+    if backend is FLEX or (backend is NATIVE and skips_keys(call.rotated())):
+        computed = computed_share(call.rotated())
     elif backend is TRITON:
-        computed = counted_share(call.turned())
+        computed = counted_share(call.rotated())
     return Explanation(backend.name, why, refusals, computed)

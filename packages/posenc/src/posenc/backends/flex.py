@@ -276,7 +276,7 @@ def _of_positions(piece: Piece, call: Call) -> ScoreFunction | str:
         return not (is_dense or isinstance(made, str) or _at_first_pair([made], device).requires_grad)
 
     place = next((n for n, each in enumerate(call.pieces) if each is piece), None)
-    store = None if place is None else call.kept
+    store = None if place is None else call.store
     return cached(store, ("score", place), device, lambda: function(piece, call.raw_block()), may_stay)
 
 
@@ -331,7 +331,7 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
         key = layouts, call.visibility, call.query.size(0), queries, keys
         return cached(None if layouts is None else _SEEN, key, device, lambda: _seen(call, queries, keys))
 
-    seen = cached(call.kept, ("seen", queries, keys), device, by_layouts)
+    seen = cached(call.store, ("seen", queries, keys), device, by_layouts)
     counted = counted_blocks(call, BLOCK)
     if counted is None:
         return seen.blocks

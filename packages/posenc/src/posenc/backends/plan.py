@@ -139,8 +139,8 @@ TENSORS = {*compat.PLAIN, type(None)}
 
 @dataclass(eq=False)
 class Plan:
-    """The checked arguments (`Request.settled`), the backend, and what it derives of them (`Call.kept`). It has none of
-    a layer's tensors.
+    """The checked arguments (`Request.settled`), the backend, and what it derives of them (`Call.store`). It has none
+    of a layer's tensors.
 
     ``direct`` runs a call of this plan without a `Call`, where nothing is done to the inputs before the backend, nor to
     its output after it.
@@ -148,16 +148,16 @@ class Plan:
 
     settled: Mapping[str, Any]
     run: bands.Run
-    kept: dict[str, Any] | None  # None: its encoding outlives changes of parameters, and they are large
-    values: MadeWith = ()  # of an encoding that outlives changes of parameters: what ``kept`` was derived from
+    store: dict[str, Any] | None  # None: its encoding outlives changes of parameters, and they are large
+    values: MadeWith = ()  # of an encoding that outlives changes of parameters: what ``store`` was derived from
     direct: Direct | None = None
 
     def renew(self) -> None:
         """Forgets what was derived from other values of the parameters, or from some that can no longer be compared."""
-        if self.kept is None or not all(is_readable(each.parameter) for each in self.values):
-            self.kept, self.direct, self.values = None, None, ()
+        if self.store is None or not all(is_readable(each.parameter) for each in self.values):
+            self.store, self.direct, self.values = None, None, ()
         elif not are_equal(self.values):
-            self.kept.clear()
+            self.store.clear()
             self.values = with_values(self.values)
 
 
@@ -180,7 +180,7 @@ def planned(request: Request, backend: str) -> tuple[Plan | None, Key]:
     encoding, signature, plan = request.encoding, signature_of(request, backend), None
     if signature is not None and isinstance(encoding, Encoding):
         plan = encoding.plans.get(signature)
-        if plan is not None and plan.kept is not None and plan.values:
+        if plan is not None and plan.store is not None and plan.values:
             plan.renew()
     if plan is not None and isinstance(encoding, Encoding):
         encoding.check_fresh()
@@ -202,7 +202,7 @@ def made(request: Request, backend: str, key: Key) -> tuple[Encoding, Call, Plan
         if len(encoding.plans) >= MAX_ENTRIES:
             encoding.plans.clear()
         encoding.plans[key.signature] = plan
-        call.keeping(plan.kept)
+        call.with_store(plan.store)
         turns_values = any(rotation.value is not None or rotation.output is not None for rotation in encoding.rotations)
         is_other = turns_values or request.sinks is not None or gives_weights(call.pieces)
         if isinstance(run, Backend) and not is_other and all(map(is_, given, (call.query, call.key, call.value))):

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from posenc import compat
-from posenc.backends.call import Backend, Call, Turn
+from posenc.backends.call import Backend, Call, DeferredRotation
 from posenc.backends.native import build, library
 from posenc.backends.native.backend import NATIVE
 from posenc.backends.native.build import UnavailableError
@@ -101,7 +101,7 @@ def kind_of(call: Call, threads: int) -> Kind:
     tensors = (call.query, call.key, call.value)
     return Kind(
         call.query.dtype,
-        call.turn is not None,
+        call.rotation is not None,
         call.visibility.is_causal,
         torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
         call.has_few_queries,
@@ -220,21 +220,21 @@ def _call(kind: Kind, tokens: int) -> Call:
     query, key, value = (
         ((numbers * heads + n) * 0.7).sin().to(kind.dtype).requires_grad_(kind.is_training) for n in range(3)
     )
-    positions, turn = Positions.arange(tokens, device="cpu"), None
+    positions, rotation = Positions.arange(tokens, device="cpu"), None
     of_query = positions
     if kind.is_rotated:
         pairs = kind.width // 2
         angles = torch.arange(tokens, device="cpu")[:, None] * 10_000.0 ** (-torch.arange(pairs, device="cpu") / pairs)
         each = PairRotation(angles.cos()[None, None], angles.sin()[None, None], "half", kind.width)
-        turn = Turn(each, each)
+        rotation = DeferredRotation(each, each)
     if kind.is_few:
         query, of_query = query.detach()[:, :, -1:].requires_grad_(kind.is_training), positions[tokens - 1 :]
-        turn = turn and turn.part(slice(tokens - 1, tokens), slice(0, tokens))
+        rotation = rotation and rotation.part(slice(tokens - 1, tokens), slice(0, tokens))
     call = Call(
         query, key, value, of_query, positions, (), (), None, Visibility(kind.is_causal), 0.0, kind.width**-0.5,
-        return_lse=False, turn=turn,
+        return_lse=False, rotation=rotation,
     )  # fmt: skip
-    return call.keeping({})
+    return call.with_store({})
 
 
 def _once(backend: Backend, call: Call) -> Callable[[], None]:

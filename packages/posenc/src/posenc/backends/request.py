@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_choice, check_flag, check_type, is_number, missing_axis, one_or, shown, turned_axes
-from posenc.backends.call import Call, RotatedBand, Turn, cleared
+from posenc.arguments import check_choice, check_flag, check_type, is_number, missing_axis, one_or, shown, swapped_axes
+from posenc.backends.call import Call, DeferredRotation, RotatedBand, cleared
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pieces import gives_weights, skipped_by_default
 from posenc.encoding.staleness import live
@@ -164,10 +164,10 @@ class Request:
             "heads": encoding.context.heads,
             "skip_below": _share(self.skip_below, query.dtype),
             "chunk": None if banded is None else banded.chunk,
-            "turn": _turn_left(encoding, query, key),
+            "rotation": _deferred(encoding, query, key),
         }
 
-    def call(self, encoding: Encoding, settled: Mapping[str, Any], kept: dict[str, Any] | None = None) -> Call:
+    def call(self, encoding: Encoding, settled: Mapping[str, Any], store: dict[str, Any] | None = None) -> Call:
         """The call, of what is `settled` and this request's tensors. Values are rotated, and so are queries and keys
         (for each band of distances, where the encoding has bands) unless their rotation is left to the backend."""
         if not self.query.size(0) == self.key.size(0) == self.value.size(0):  # with a plan, which `bind` does not make
@@ -187,8 +187,8 @@ class Request:
             key_features=encoding.key_features,
             key_norms=self.key_norms,
             **settled,
-        ).keeping(kept)
-        return _rotated(call, encoding).keeping(kept) if encoding.rotations else call
+        ).with_store(store)
+        return _rotated(call, encoding).with_store(store) if encoding.rotations else call
 
     def checked(self) -> tuple[Encoding, dict[str, Any], Call]:
         """The encoding, what is `settled`, and the call. Raises the errors of `attention`, or of `logits`."""
@@ -204,7 +204,7 @@ class Request:
 def _rotated(call: Call, encoding: Encoding) -> Call:
     """The call with rotated values and, unless their rotation is left to the backend, queries and keys. What takes no
     part is cleared before: the gradient of a learned rotation would be a product of it and zero."""
-    if call.turn is not None:
+    if call.rotation is not None:
         value = encoding.rotate_value(call.value)
         return call if value is call.value else replace(call, value=value)
     call = cleared(call)
@@ -214,7 +214,7 @@ def _rotated(call: Call, encoding: Encoding) -> Call:
     return replace(call, query=query, key=key, value=encoding.rotate_value(call.value), bands=bands)
 
 
-def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
+def _deferred(encoding: Encoding, query: Tensor, key: Tensor) -> DeferredRotation | None:
     """The rotation of queries and keys that may be left to the backend, which then makes no rotated copy of them; None
     where they must be rotated first.
 
@@ -228,18 +228,18 @@ def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
     (rotation,) = encoding.rotations
     if rotation.feature is not None:  # each layer has its own, and layers share a plan
         return None
-    turns = []
-    for turn, x in ((rotation.query, query), (rotation.key, key)):
-        turn = turn.fitted_to(x) if isinstance(turn, OfHeads) else turn
-        if not isinstance(turn, PairRotation) or turn.heads is not None or turn.cos.device.type != "cpu":
+    maps = []
+    for each, x in ((rotation.query, query), (rotation.key, key)):
+        each = each.fitted_to(x) if isinstance(each, OfHeads) else each
+        if not isinstance(each, PairRotation) or each.heads is not None or each.cos.device.type != "cpu":
             return None
-        if turn.cos.requires_grad or turn.sin.requires_grad:
+        if each.cos.requires_grad or each.sin.requires_grad:
             return None
-        turns.append(turn.fitted_to(x))
-    pairs = [(turn.layout, turn.first, turn.cos.size(-1)) for turn in turns]
+        maps.append(each.fitted_to(x))
+    pairs = [(each.layout, each.first, each.cos.size(-1)) for each in maps]
     if pairs[0] != pairs[1] or compat.is_forward_mode() or compat.is_transformed():
         return None
-    return Turn(*turns)
+    return DeferredRotation(*maps)
 
 
 def of_scheme(
@@ -263,7 +263,7 @@ def default_positions(
 ) -> tuple[Positions, Positions]:
     for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
         if positions is not None and positions.order.size(1) != x.size(2):
-            given = f"{len(positions)}{turned_axes(name, x, len(positions))}"
+            given = f"{len(positions)}{swapped_axes(name, x, len(positions))}"
             raise ValueError(f"{name}_positions must have {x.size(2)} tokens like {name}, got {given}")
     if key_positions is None and query_positions is not None:
         if query.size(2) != key.size(2):

@@ -142,7 +142,7 @@ def _direct(call: Call) -> Direct | None:
     """For causal or full attention without a mask, of equal widths."""
     is_triangle, is_grouped = _is_triangle(call), call.query.size(1) != call.key.size(1)
     is_full = sees_all(call.query_positions, call.key_positions, call.visibility)
-    if call.pieces or call.attn_mask is not None or call.turn is not None or not (is_full or is_triangle):
+    if call.pieces or call.attn_mask is not None or call.rotation is not None or not (is_full or is_triangle):
         return None
     if call.scale <= 0 or call.query.size(-1) != call.value.size(-1) or call.dropout_p or call.return_lse:
         return None

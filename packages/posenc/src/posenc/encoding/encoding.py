@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_type, missing_axis, one_or, shown, turned_axes
+from posenc.arguments import check_type, missing_axis, one_or, shown, swapped_axes
 from posenc.encoding.context import (
     NO_FEATURES,
     NOTHING,
@@ -50,7 +50,7 @@ from posenc.positions.positions import PADDING, Positions
 from posenc.rotation.phases import in_bands, kind_of, one_scale
 
 DOORS = ("add", "rotate", "score", "value")
-TURNED_IN_PAIRS = (
+ROTATED_IN_PAIRS = (
     "the encoding rotates distant pairs differently, so queries and keys have no single rotation: pass them unrotated "
     "to attention, and cache unrotated keys (see Scheme.needs_raw_keys)"
 )
@@ -140,8 +140,8 @@ class Encoding:
                     raise ValueError(f"feature {name!r} of the {side} must be (batch, heads, {n}, ...), got {shown(x)}")
         query = _without_padding(query, self.query_positions)
         key = query if key is None else _without_padding(key, self.key_positions)
-        turned = tuple(rotation.with_features(query, key) for rotation in self.rotations)
-        made = replace(self, rotations=turned, query_features=query, key_features=key, _opened=self._opened)
+        rotations = tuple(rotation.with_features(query, key) for rotation in self.rotations)
+        made = replace(self, rotations=rotations, query_features=query, key_features=key, _opened=self._opened)
         object.__setattr__(made, "plans", self.plans)
         return made
 
@@ -214,20 +214,20 @@ class Encoding:
                 "the encoding rotates values too: call rotate_query, rotate_key and rotate_value, and rotate_output on "
                 "the output, or leave all rotations to attention"
             )
-        turned = self.rotate_query(query), self.rotate_key(key)
+        rotated = self.rotate_query(query), self.rotate_key(key)
         self._note("rotate")
-        return turned
+        return rotated
 
     def rotate_query(self, query: Tensor) -> Tensor:
         """Rotates queries only. A slice of the channels is allowed if the scheme was made for its width. Raises
         ValueError, like `rotate_key`, for an encoding that rotates distant pairs differently."""
-        return self._turned("query", query)
+        return self._rotated("query", query)
 
     def rotate_key(self, key: Tensor) -> Tensor:
         """Rotates keys only, with any number of heads."""
-        return self._turned("key", key)
+        return self._rotated("key", key)
 
-    def _turned(self, name: str, x: Tensor) -> Tensor:
+    def _rotated(self, name: str, x: Tensor) -> Tensor:
         """Rotated queries or keys, marked as such with the kinds of the maps that have changed them."""
         self.check_fresh()
         self.check_trained(x)
@@ -263,7 +263,7 @@ class Encoding:
     def _check_of_tokens(self) -> None:
         """ValueError where a token has no single rotation."""
         if self.banded is not None:
-            raise ValueError(TURNED_IN_PAIRS)
+            raise ValueError(ROTATED_IN_PAIRS)
 
     def rotate_value(self, value: Tensor) -> Tensor:
         """Rotates values, where a scheme does so; ``rotate_output`` then inverts it on the output."""
@@ -311,7 +311,7 @@ class Encoding:
                 given = f"{tuple(x.shape)}{missing_axis(name, x)}"
                 raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {given}")
             if x.size(2) != positions.order.size(1):
-                made_for = f"{len(positions)}{turned_axes(name, x, len(positions))}"
+                made_for = f"{len(positions)}{swapped_axes(name, x, len(positions))}"
                 raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {made_for}")
             if not one_or(positions.rows, x.size(0)):
                 rows = f"the encoding's positions have {positions.rows} rows"

@@ -52,16 +52,16 @@ def added(piece: Piece, block: Block) -> Tensor:
     return _form_of(piece).added(piece, block)
 
 
-def _turned(piece: RelativeDot, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor:
+def _rotated(piece: RelativeDot, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor:
     """The products of rows x (batch, heads, rows, 2 pairs) with sinusoids of consecutive distances r, (batch, heads,
     rows, distances). With R(p) = (sin p theta, cos p theta), x . R(-r - f) is R(-f) times x rotated by -r theta, so
     sinusoids of `TURNS` distances suffice."""
     angle = phases(-r[::TURNS], theta)
     cos, sin = angle.cos().to(meeting), angle.sin().to(meeting)
     a, b = meeting[..., None, :].chunk(2, -1)
-    turned = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
+    rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
     near = piece.vectors(torch.arange(TURNS, device=r.device))[0].to(meeting)
-    return (turned @ near.mT).flatten(-2)[..., : r.size(0)]
+    return (rotated @ near.mT).flatten(-2)[..., : r.size(0)]
 
 
 def meets(piece: RelativeDot, block: Block) -> Float[Tensor, "batch heads tokens width"]:
@@ -227,7 +227,7 @@ class _OfRelativeDot(Form):
             check_width(through.mT, meeting, distance.scheme)
             meeting = meeting @ through
             if piece.theta is not None and table.index is None and distance.reach is None:
-                products = _turned(piece, piece.theta, meeting, r)
+                products = _rotated(piece, piece.theta, meeting, r)
                 return products.gather(-1, table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1))
             vectors = block.of_heads(piece.vectors(r), distance.scheme)
         else:

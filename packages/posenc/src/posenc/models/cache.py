@@ -32,7 +32,7 @@ class KVCache:
         self._kept: list[dict[str, Tensor]] = []
         self._held: list[int] = []  # how many tokens each layer has
         self._filled: dict[int, Scheme | str] = {}  # the scheme of each layer's tokens, or its repr
-        self._turned: dict[int, Any] = {}  # the marks of the keys of each layer, if all have the same
+        self._marks: dict[int, Any] = {}  # the marks of the keys of each layer, if all have the same
 
     def __repr__(self) -> str:
         return f"KVCache({len(self)} tokens, {len(self._kept)} layers)"
@@ -136,9 +136,9 @@ class KVCache:
             kept[name] = grown(kept.get(name), new, start, stop)
         self._held[layer] = stop
         whole_of = {name: x[:, :, :stop] for name, x in kept.items()}
-        turned = self._turned[layer] = mark_of(key) if not start or mark_of(key) == self._turned[layer] else None
-        if turned is not None:
-            mark(whole_of["key"], turned)
+        marks = self._marks[layer] = mark_of(key) if not start or mark_of(key) == self._marks[layer] else None
+        if marks is not None:
+            mark(whole_of["key"], marks)
         return whole_of["key"], whole_of["value"], {name: whole_of[f"feature {name}"] for name in features}
 
 

@@ -22,18 +22,18 @@ extern "C" int64_t posenc_fields(const Field** found) {
 extern "C" int64_t posenc_work(Call* call, int64_t is_backward) {
     const int64_t tasks = is_backward ? call->slots * call->kv_heads : tasks_forward(*call);
     call->threads = std::max<int64_t>(1, std::min(call->threads, tasks));
-    Room room{nullptr};
+    Workspace workspace{nullptr};
     if (is_backward)
-        Backward(*call, room);
+        Backward(*call, workspace);
     else
-        Forward(*call, room);
-    return room.taken;
+        Forward(*call, workspace);
+    return workspace.taken;
 }
 
 extern "C" void posenc_forward(const Call* call) {
     run(*call, tasks_forward(*call), [call](int64_t task, Real* work) {
-        Room room{work};
-        Forward(*call, room).run(task);
+        Workspace workspace{work};
+        Forward(*call, workspace).run(task);
     });
 }
 
@@ -41,7 +41,7 @@ extern "C" void posenc_backward(const Call* call) {
     run(*call, call->batch * call->heads,
         [call](int64_t task, Real*) { give_output(*call, task / call->heads, task % call->heads); });
     run(*call, call->slots * call->kv_heads, [call](int64_t task, Real* work) {
-        Room room{work};
-        Backward(*call, room).run(task);
+        Workspace workspace{work};
+        Backward(*call, workspace).run(task);
     });
 }

@@ -77,7 +77,7 @@ def _given(call: Call) -> KernelOperands:
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     if any(piece.is_planar for piece in call.pieces):  # else only what queries see is read
         call = cleared(call)
-    prepared: Prepared | None = None if call.kept is None else call.kept.get("native")
+    prepared: Prepared | None = None if call.store is None else call.store.get("native")
     key, tensors = call.key, None if prepared is None else prepared.given
     if prepared is None or tensors is None:
         given = _given(call)
@@ -86,19 +86,19 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
             is_fixed = key is call.key and given.is_of_positions
             rest = [*rest, call.scale, call.skip_below]  # dynamo of torch 2.9 takes it for a tuple, which has no +=
             prepared = Prepared(_dtype_of(call), tensors if is_fixed else None, *rest)
-            if call.kept is not None:
-                call.kept["native"] = prepared
+            if call.store is not None:
+                call.store["native"] = prepared
     out, lse = operator.native(*_operands(call, key), tensors, *prepared.rest, prepared=prepared)
     return out.to(call.query.dtype), lse if call.return_lse else None
 
 
 def _direct(call: Call) -> Direct | None:
-    kept = call.kept
-    if kept is None or call.key_norms is not None or any(piece.is_planar for piece in call.pieces):
+    store = call.store
+    if store is None or call.key_norms is not None or any(piece.is_planar for piece in call.pieces):
         return None
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        prepared = kept.get("native")
+        prepared = store.get("native")
         if prepared is None or prepared.given is None:
             return None
         tensors = query, key, value
@@ -111,13 +111,13 @@ def _direct(call: Call) -> Direct | None:
 
 
 def _arguments(call: Call, given: KernelOperands) -> tuple[Any, ...]:
-    if call.turn is None:
+    if call.rotation is None:
         return given.arguments()
-    for side, x, turn in (("query", call.query, call.turn.query), ("key", call.key, call.turn.key)):
+    for side, x, rotation in (("query", call.query, call.rotation.query), ("key", call.key, call.rotation.key)):
         for name in ("cos", "sin"):
-            angle = getattr(turn, name).to(call.dtype)
+            angle = getattr(rotation, name).to(call.dtype)
             given.tensors[f"{side}_{name}"] = angle.expand(-1, -1, x.size(2), -1)
-    return given.arguments([call.turn.query.first, operator.LAYOUTS.index(call.turn.query.layout)])
+    return given.arguments([call.rotation.query.first, operator.LAYOUTS.index(call.rotation.query.layout)])
 
 
 def keeps_bfloat16(call: Call) -> bool:
@@ -158,6 +158,6 @@ NATIVE = Backend(
         _long_tables,
         lambda call: missing(call.dtype),
     ),
-    turns=True,
+    rotates=True,
     direct_for=_direct,
 )

@@ -40,7 +40,7 @@ private:
             if (!queries.cos && !call.dq.x) continue;
             for (int64_t i = 0; i < call.queries; i++) {
                 Real* row = dq_row(h, i);
-                queries.turn(i, -1, row);
+                queries.rotate(i, -1, row);
                 if (call.dq.x) write(row, D, row_of(call.dq, b, h, i));
             }
         }
@@ -65,7 +65,7 @@ private:
         if (!is_seen) return;
         const Side side = Side::of_keys(call, b, kv);
         for (int64_t j = 0; j < end - begin; j++) {
-            side.turn(begin + j, -1, dk_sums + j * D);
+            side.rotate(begin + j, -1, dk_sums + j * D);
             write(dk_sums + j * D, D, row_of(call.dk, b, kv, begin + j));
             write(dv_sums + j * V, V, row_of(call.dv, b, kv, begin + j));
         }
@@ -89,7 +89,7 @@ private:
         for (int64_t j = 0; j < count; j++) {
             Real *k_sum = dk_sums + (number + j) * D, *v_sum = dv_sums + (number + j) * V;
             for (int64_t d = 0; d < D; d++) k_sum[d] += scale * dk[at(j, d, D)];
-            for (int64_t d = 0; d < D && call.key_vectors.x; d++) k_sum[d] += d_turned_keys[d * ld + j];
+            for (int64_t d = 0; d < D && call.key_vectors.x; d++) k_sum[d] += d_transposed_keys[d * ld + j];
             for (int64_t d = 0; d < V; d++) v_sum[d] += dv[at(j, d, V)];
         }
     }
@@ -159,7 +159,7 @@ private:
         if (call.function && call.is_last) through_function(block);
         for (int64_t r = 0; r < block.rows; r++) give_to_lines(block, r);
         if constexpr (!IS_HALF)
-            if (call.key_vectors.x) give_to_key_vectors(block, given.operands.turned);
+            if (call.key_vectors.x) give_to_key_vectors(block, given.operands.transposed);
         if (call.vectors.x) give_to_vectors(block, given.queries);
         if (call.function && !call.is_last) through_function(block);
     }
@@ -186,13 +186,14 @@ private:
         call.d_query_clock[((part * call.batch + b) * call.heads + h) * call.queries + i + r] += sum_of(d, left, seen);
     }
 
-    void give_to_key_vectors(const Block& block, const Turned& turned) {
+    void give_to_key_vectors(const Block& block, const Transposed& transposed) {
         const auto& [p, b, h, i, rows, left, right] = block;
         const Table& t = call.key_vectors;
-        meet_keys_backward(p, i, rows, left, right, t, turned_keys, ld, turned, ds, ld, d_turned_keys, d_turned);
-        for (int64_t n = 0; t.gradient && n < turned.count; n++) {
-            Real* to = gradient(t, slot, h, std::clamp<int64_t>(turned.first + n, 0, t.entries - 1));
-            for (int64_t d = 0; d < D; d++) to[d] += d_turned[d * turned.stride + n];
+        meet_keys_backward(p, i, rows, left, right, t, transposed_keys, ld, transposed, ds, ld,
+                           d_transposed_keys, d_transposed);
+        for (int64_t n = 0; t.gradient && n < transposed.count; n++) {
+            Real* to = gradient(t, slot, h, std::clamp<int64_t>(transposed.first + n, 0, t.entries - 1));
+            for (int64_t d = 0; d < D; d++) to[d] += d_transposed[d * transposed.stride + n];
         }
     }
 
@@ -208,7 +209,7 @@ private:
 
 #if HALF
     void give_to_values(const Block& block, const Given& given) {
-        turn_down(given.dout, block.rows, V, HALF_M, dout_down);
+        transpose_down(given.dout, block.rows, V, HALF_M, dout_down);
         round_down(weights, ld, block.rows, block.left, block.right, HALF_M, weights_down);
         multiply_halves(V, block.right - block.left, rounded(block.rows, 2 * WORDS) / 2, dout_down, HALF_M,
                         weights_down + block.left * HALF_M, PANEL * HALF_M, dv + block.left, BLOCK_N, true);
@@ -223,7 +224,7 @@ private:
         multiply_halves(rows, width, (right - left) / 2, ds_words + left / 2, words, k_down + left / 2 * PANEL,
                         BLOCK_N / 2 * PANEL, dq, width, false);
         add_to_queries(block, width);
-        turn_down(q, rows, D, HALF_M, q_down);
+        transpose_down(q, rows, D, HALF_M, q_down);
         round_down(ds, ld, rows, left, right, HALF_M, ds_down);
         multiply_halves(D, right - left, rounded(rows, 2 * WORDS) / 2, q_down, HALF_M, ds_down + left * HALF_M,
                         PANEL * HALF_M, dk + left, BLOCK_N, true);

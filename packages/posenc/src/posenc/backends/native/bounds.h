@@ -67,13 +67,13 @@ void narrow(const Call& call, Block& block, const Real* floors) {
 }
 
 // A lower bound of the score of query i with its visible key nearest to distance 0: q is the query as used in products,
-// `room` is a buffer for a key.
-Real nearest(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, const Real* q, Real* room) {
+// `buffer` is a buffer for a key.
+Real nearest(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, const Real* q, Real* buffer) {
     const int64_t kv = h / (call.heads / call.kv_heads);
     const int64_t low = std::max(p.tile->first, i + p.tile->low), high = std::min(p.tile->last - 1, i + p.tile->high);
     if (low > high) return NONE;
     const int64_t j = std::clamp(i - p.tile->distance, low, high);
-    Real s = after(call) * dot(q, Side::of_keys(call, b, kv).numbers(j, room), call.width);
+    Real s = after(call) * dot(q, Side::of_keys(call, b, kv).numbers(j, buffer), call.width);
     const int64_t of_query = (b * call.heads + h) * call.queries + i;
     if (call.bias.x) s += *entry(call.bias, h, p.place(i, j - p.first, call.bias));
     if (call.query_clock) s += Real(call.query_clock[of_query] - call.key_clock[(b * call.heads + h) * call.keys + j]);

@@ -13,59 +13,59 @@ struct Buffers {
     static_assert(BLOCK_M % (2 * WORDS) == 0 && BLOCK_N % PANEL == 0, "");
 
     const Call& call;
-    Room& room;
+    Workspace& workspace;
     const int64_t groups = call.heads / call.kv_heads, D = call.width, E = call.vectors.width, V = call.value_width;
     const int64_t K = call.key_vectors.width, window = rounded(BLOCK_N + BLOCK_M, PANEL) + PANEL;
     const int64_t words_of_keys = Side::words_of_width(D), words_of_values = Side::words_of_width(V);
     // Whether products over keys need a copy, since the stored keys are not rotated.
-    const bool copies_keys = !IS_HALF && call.turn.query_cos;
+    const bool copies_keys = !IS_HALF && call.rotation.query_cos;
 
     // Of a block of queries: rows of them, also without the shift, and of dout.
-    Real* const q = room.take(BLOCK_M * D);
-    Real* const unshifted = room.take(call.vectors.x && !call.meeting.x ? BLOCK_M * D : 0);
-    Real* const dout = room.take(half(BLOCK_M * V));
+    Real* const q = workspace.allocate(BLOCK_M * D);
+    Real* const unshifted = workspace.allocate(call.vectors.x && !call.meeting.x ? BLOCK_M * D : 0);
+    Real* const dout = workspace.allocate(half(BLOCK_M * V));
     // Of a block of keys: panels of keys and values, keys as rows, and vectors by distance.
-    Word* const k = room.take<Word>(BLOCK_N * words_of_keys);
-    Word* const v = room.take<Word>(BLOCK_N * words_of_values);
-    Real* const keys_as_rows = room.take(copies_keys ? BLOCK_N * D : 0);
-    Real* const vectors = room.take(window * E);
-    Real* const value_vectors = room.take(window * call.values.width);
-    Word* const rows_of_panel = room.take<Word>(PANEL * std::max(words_of_keys, words_of_values));
-    Real* const one_row = room.take(half(std::max(D, V)));
+    Word* const k = workspace.allocate<Word>(BLOCK_N * words_of_keys);
+    Word* const v = workspace.allocate<Word>(BLOCK_N * words_of_values);
+    Real* const keys_as_rows = workspace.allocate(copies_keys ? BLOCK_N * D : 0);
+    Real* const vectors = workspace.allocate(window * E);
+    Real* const value_vectors = workspace.allocate(window * call.values.width);
+    Word* const rows_of_panel = workspace.allocate<Word>(PANEL * std::max(words_of_keys, words_of_values));
+    Real* const one_row = workspace.allocate(half(std::max(D, V)));
     // Weights, gradients of scores, and scores before the function: rows are queries, columns are keys.
     Real* const weights = pairs();
     Real* const ds = pairs();
     Real* const bare = pairs();
     // Gradients of a block of queries and of the keys of a block in a tile; sums over tiles, and over a task.
-    Real* const dq = room.take(BLOCK_M * rounded(D, PANEL));
-    Real* const d_meeting = room.take(BLOCK_M * E);
-    Real* const dk = room.take(BLOCK_N * D);
-    Real* const dv = room.take(BLOCK_N * V);
-    Real* const d_clock = room.take(BLOCK_N);
-    Real* const sums = room.take(2 * std::max(E, call.values.width));
-    Real* const dk_sums = room.take(BLOCK_N * D);
-    Real* const dv_sums = room.take(BLOCK_N * V);
-    Real* const dq_sums = room.take(call.dq_sums.x ? 0 : groups * call.queries * D);
+    Real* const dq = workspace.allocate(BLOCK_M * rounded(D, PANEL));
+    Real* const d_meeting = workspace.allocate(BLOCK_M * E);
+    Real* const dk = workspace.allocate(BLOCK_N * D);
+    Real* const dv = workspace.allocate(BLOCK_N * V);
+    Real* const d_clock = workspace.allocate(BLOCK_N);
+    Real* const sums = workspace.allocate(2 * std::max(E, call.values.width));
+    Real* const dk_sums = workspace.allocate(BLOCK_N * D);
+    Real* const dv_sums = workspace.allocate(BLOCK_N * V);
+    Real* const dq_sums = workspace.allocate(call.dq_sums.x ? 0 : groups * call.queries * D);
     // Keys that meet vectors, and these vectors, transposed, with their gradients.
-    Real* const turned_keys = room.take_inside(ld * K, MARGIN);
-    Real* const d_turned_keys = room.take_inside(ld * K, MARGIN);
-    Real* const turned = room.take(stride() * K);
-    Real* const d_turned = room.take(stride() * K);
+    Real* const transposed_keys = workspace.allocate_inside(ld * K, MARGIN);
+    Real* const d_transposed_keys = workspace.allocate_inside(ld * K, MARGIN);
+    Real* const transposed = workspace.allocate(stride() * K);
+    Real* const d_transposed = workspace.allocate(stride() * K);
     // In half precision: operands of sums over queries ("down") and over keys. dk and dv then have a row per channel.
-    Word* const q_words = room.take<Word>(half((BLOCK_M + STRIP) * words_of_keys));
-    Word* const dout_words = room.take<Word>(half((BLOCK_M + STRIP) * words_of_values));
-    Word* const q_down = room.take<Word>(half(rounded(D, STRIP) * HALF_M));
-    Word* const dout_down = room.take<Word>(half(rounded(V, STRIP) * HALF_M));
-    Word* const k_down = room.take<Word>(half(BLOCK_N / 2 * rounded(D, PANEL)));
-    Word* const weights_down = room.take<Word>(half(BLOCK_N * HALF_M));
-    Word* const ds_down = room.take<Word>(half(BLOCK_N * HALF_M));
-    Word* const ds_words = room.take<Word>(half((BLOCK_M + STRIP) * BLOCK_N / 2));
+    Word* const q_words = workspace.allocate<Word>(half((BLOCK_M + STRIP) * words_of_keys));
+    Word* const dout_words = workspace.allocate<Word>(half((BLOCK_M + STRIP) * words_of_values));
+    Word* const q_down = workspace.allocate<Word>(half(rounded(D, STRIP) * HALF_M));
+    Word* const dout_down = workspace.allocate<Word>(half(rounded(V, STRIP) * HALF_M));
+    Word* const k_down = workspace.allocate<Word>(half(BLOCK_N / 2 * rounded(D, PANEL)));
+    Word* const weights_down = workspace.allocate<Word>(half(BLOCK_N * HALF_M));
+    Word* const ds_down = workspace.allocate<Word>(half(BLOCK_N * HALF_M));
+    Word* const ds_words = workspace.allocate<Word>(half((BLOCK_M + STRIP) * BLOCK_N / 2));
 
     int64_t b = 0, kv = 0;  // row of the batch, key head
 
-    Buffers(const Call& c, Room& r) : call(c), room(r) {}
+    Buffers(const Call& c, Workspace& w) : call(c), workspace(w) {}
 
-    static int64_t stride() { return turned_stride(BLOCK_M, BLOCK_N); }
+    static int64_t stride() { return transposed_stride(BLOCK_M, BLOCK_N); }
 
     // What the pairs of a block are made of; `values_from` is the first entry of the packed vectors of values.
     struct Given {
@@ -83,15 +83,16 @@ struct Buffers {
         if (copies_keys)
             for (int64_t j = 0; j < count; j++) side.copy(p.first + j, nullptr, 1, keys_as_rows + j * D);
         if (call.key_vectors.x) {
-            std::fill(turned_keys - MARGIN, turned_keys - MARGIN + D * ld, Real(0));
-            std::fill(d_turned_keys - MARGIN, d_turned_keys - MARGIN + D * ld, Real(0));
+            std::fill(transposed_keys - MARGIN, transposed_keys - MARGIN + D * ld, Real(0));
+            std::fill(d_transposed_keys - MARGIN, d_transposed_keys - MARGIN + D * ld, Real(0));
             for (int64_t j = 0; j < count; j++)
-                for (int64_t d = 0; d < D; d++) turned_keys[d * ld + j] = wide(row_of(call.k, b, kv, p.first + j)[d]);
+                for (int64_t d = 0; d < D; d++)
+                    transposed_keys[d * ld + j] = wide(row_of(call.k, b, kv, p.first + j)[d]);
         }
 #if HALF
         pack_down(count, D, rounded(count, PANEL) / 2, BLOCK_N / 2 * PANEL, k_down, [&](int64_t n) {
-            Word* room = rows_of_panel + n % 2 * words_of_keys;
-            return reinterpret_cast<const Stored*>(side.packed(p.first + n, room, one_row));
+            Word* buffer = rows_of_panel + n % 2 * words_of_keys;
+            return reinterpret_cast<const Stored*>(side.packed(p.first + n, buffer, one_row));
         });
 #endif
     }
@@ -113,7 +114,7 @@ struct Buffers {
             given.values_from =
                 pack_vectors(reach(p, i, rows, left, right, call.values), call.values, h, value_vectors);
         if (call.key_vectors.x)
-            given.operands.turned = turn(p, h, i, rows, left, right, call.key_vectors, turned, stride());
+            given.operands.transposed = transpose(p, h, i, rows, left, right, call.key_vectors, transposed, stride());
         return given;
     }
 
@@ -133,7 +134,7 @@ private:
 
     // A number for each pair of a block, zero, with MARGIN columns on both sides.
     Real* pairs() {
-        Real* found = room.take(BLOCK_M * ld);
+        Real* found = workspace.allocate(BLOCK_M * ld);
         if (!found) return found;
         std::fill(found, found + BLOCK_M * ld, Real(0));
         return found + MARGIN;

@@ -35,7 +35,7 @@ struct Table {
 
 // A rotation of channel pairs, (a, b) -> (a cos - b sin, a sin + b cos): channels `first` + k and `first` + pairs + k
 // or, if interleaved, `first` + 2k and the next. query_cos is null without a rotation.
-struct Turn {
+struct Rotation {
     const Real *query_cos, *query_sin, *key_cos, *key_sin;  // (batch or 1, heads or 1, tokens, pairs)
     int64_t query_batch, query_head, key_batch, key_head;   // strides
     int64_t pairs, first, interleaved;
@@ -76,7 +76,7 @@ struct Call {
     Rows<Real> dq_sums;        // (part, batch), heads, queries, width; null: each task accumulates and writes dq
     Rows<Real> d_meeting;
     Table bias, vectors, values, factor, key_vectors, away;
-    Turn turn;
+    Rotation rotation;
     Places places;
     Broken broken;
     const Real* shift;  // (heads, width)

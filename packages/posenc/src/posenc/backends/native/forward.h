@@ -42,7 +42,7 @@ class Forward {
     static constexpr int64_t words_of_weights = BLOCK_N / 2 + WORDS;
 
     const Call& call;
-    Room& room;
+    Workspace& workspace;
     const int64_t groups = call.heads / call.kv_heads, BLOCK_M = block_m(call);
     const int64_t D = call.width, E = call.vectors.width, V = call.value_width;
     const int64_t words = Side::words_of_width(D), columns = IS_HALF ? rounded(V, PANEL) : V;
@@ -54,30 +54,30 @@ class Forward {
 
     // For each row: the query, also without the shift, the accumulated output, the largest score, the sums of weights,
     // of all and of those beyond each end of the values' table, and a lower bound of the largest score.
-    Real* const q = room.take(rows * D);
-    Real* const unshifted = room.take(call.vectors.x && !call.meeting.x ? rows * D : 0);
-    Real* const o = room.take(rows * columns);
-    Real* const m_i = room.take(rows);
-    Real* const l_i = room.take(rows);
-    Real* const l_low = room.take(rows);
-    Real* const l_high = room.take(rows);
-    Real* const floor = room.take(rows);
+    Real* const q = workspace.allocate(rows * D);
+    Real* const unshifted = workspace.allocate(call.vectors.x && !call.meeting.x ? rows * D : 0);
+    Real* const o = workspace.allocate(rows * columns);
+    Real* const m_i = workspace.allocate(rows);
+    Real* const l_i = workspace.allocate(rows);
+    Real* const l_low = workspace.allocate(rows);
+    Real* const l_high = workspace.allocate(rows);
+    Real* const floor = workspace.allocate(rows);
     // Of a block of keys: panels of keys and of vectors by distance, vectors for keys, the scores of a strip, one key.
-    Word* const k = room.take<Word>(BLOCK_N * words);
-    Real* const vectors = room.take(window * E);
-    Real* const turned = room.take(turned_stride(BLOCK_M, BLOCK_N) * call.key_vectors.width);
-    Real* const s = room.take_inside(STRIP * ld, MARGIN);
-    Real* const one_key = room.take(D);
-    Word* const rows_of_panel = room.take<Word>(PANEL * words);
+    Word* const k = workspace.allocate<Word>(BLOCK_N * words);
+    Real* const vectors = workspace.allocate(window * E);
+    Real* const transposed = workspace.allocate(transposed_stride(BLOCK_M, BLOCK_N) * call.key_vectors.width);
+    Real* const s = workspace.allocate_inside(STRIP * ld, MARGIN);
+    Real* const one_key = workspace.allocate(D);
+    Word* const rows_of_panel = workspace.allocate<Word>(PANEL * words);
     // In half precision: queries, values and the weights of a strip.
-    Word* const q_words = room.take<Word>(IS_HALF ? rows * words : 0);
-    Word* const v = room.take<Word>(IS_HALF ? BLOCK_N / 2 * columns : 0);
-    Word* const weights = room.take<Word>(IS_HALF ? STRIP * words_of_weights : 0);
+    Word* const q_words = workspace.allocate<Word>(IS_HALF ? rows * words : 0);
+    Word* const v = workspace.allocate<Word>(IS_HALF ? BLOCK_N / 2 * columns : 0);
+    Word* const weights = workspace.allocate<Word>(IS_HALF ? STRIP * words_of_weights : 0);
 
     int64_t b = 0, kv = 0, start = 0, stop = 0;  // row of the batch, key head, queries
 
 public:
-    Forward(const Call& c, Room& r) : call(c), room(r) {}
+    Forward(const Call& c, Workspace& w) : call(c), workspace(w) {}
 
     void run(int64_t task) {
         const int64_t m_block = blocks_m(call) - 1 - task / (call.batch * call.kv_heads);  // those of most keys first
@@ -161,8 +161,9 @@ private:
             packed.operands.vectors_from = pack_vectors(r, call.vectors, block.h, vectors);
         }
         if (call.key_vectors.x)
-            packed.operands.turned = turn(p, block.h, block.i, block.rows, block.left, block.right, call.key_vectors,
-                                          turned, turned_stride(BLOCK_M, BLOCK_N));
+            packed.operands.transposed = transpose(p, block.h, block.i, block.rows, block.left, block.right,
+                                                   call.key_vectors, transposed,
+                                                   transposed_stride(BLOCK_M, BLOCK_N));
     }
 
     void pack_keys(const Part& p, int64_t left, int64_t right) {

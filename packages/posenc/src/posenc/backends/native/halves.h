@@ -172,7 +172,7 @@ inline void round_down(const Real* x, int64_t ld, int64_t count, int64_t left, i
 }
 
 // Packs contiguous rows, which are summed over, as an operand a: a row of `words` words for each channel.
-inline void turn_down(const Real* x, int64_t count, int64_t width, int64_t words, Word* to) {
+inline void transpose_down(const Real* x, int64_t count, int64_t width, int64_t words, Word* to) {
     for (int64_t d = 0; d < width; d += LANES)
         for (int64_t r = 0; r < rounded(count, 2 * WORDS); r += 2) {
             const Vec one = r < count ? load(x + r * width + d) : Vec{};

@@ -13,7 +13,7 @@ constexpr int CHANNELS = 8;  // channels that fit into registers
 
 // The transposed entries of a table for some queries and columns left .. right, including repeated end entries: entry n
 // of channel d is x[d * stride + n].
-struct Turned {
+struct Transposed {
     Real* x;
     int64_t stride, first, count;  // `first` in the table
 
@@ -21,11 +21,11 @@ struct Turned {
     int64_t at(const Part& p, int64_t i, int64_t column, const Table& t) const { return p.place(i, column, t) - first; }
 };
 
-int64_t turned_stride(int64_t rows, int64_t columns) { return rounded(rows + columns + LANES, 16); }
+int64_t transposed_stride(int64_t rows, int64_t columns) { return rounded(rows + columns + LANES, 16); }
 
-Turned turn(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t, Real* x,
-            int64_t stride) {
-    const Turned found{x, stride, p.place(i + rows - 1, left, t), rows + right - left};
+Transposed transpose(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
+                     Real* x, int64_t stride) {
+    const Transposed found{x, stride, p.place(i + rows - 1, left, t), rows + right - left};
     for (int64_t n = 0; n < found.count; n++) {
         const Real* from = entry(t, h, found.first + n);
         for (int64_t d = 0; d < t.width; d++) x[d * stride + n] = from[d];
@@ -54,7 +54,7 @@ void meet_rows(int64_t rows, int64_t width, const Real* keys, const Real* vector
 
 // Adds the products of packed keys with the vectors to the scores of a strip.
 inline void meet_keys(const Part& p, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
-                      const Real* keys, const Turned& vectors, Real* s, int64_t ld) {
+                      const Real* keys, const Transposed& vectors, Real* s, int64_t ld) {
     for (int64_t column = left; column < right; column += LANES)
         meet_rows<REGISTER_ROWS>(rows, t.width, keys + column / PANEL * PANEL * t.width + column % PANEL,
                          vectors.x + vectors.at(p, i, column, t), vectors.stride, s + column, ld);
@@ -63,7 +63,7 @@ inline void meet_keys(const Part& p, int64_t i, int64_t rows, int64_t left, int6
 // The backward pass of `meet_keys`, given the gradients of the scores of rows i .. i + rows, which are 0 outside the
 // columns: adds those of the keys to d_keys, and writes those of the vectors to d_vectors, both transposed.
 void meet_keys_backward(const Part& p, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
-                        const Real* keys, int64_t keys_stride, const Turned& vectors, const Real* d_s, int64_t ld,
+                        const Real* keys, int64_t keys_stride, const Transposed& vectors, const Real* d_s, int64_t ld,
                         Real* d_keys, Real* d_vectors) {
     for (int64_t d = 0; d < t.width; d += CHANNELS)
         for (int64_t column = left; column < right; column += LANES) {

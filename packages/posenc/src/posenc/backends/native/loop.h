@@ -11,20 +11,20 @@
 namespace {
 
 // An arena allocator; with null memory it only counts.
-struct Room {
+struct Workspace {
     Real* x;
     int64_t taken = 0;
 
     template <typename T = Real>
-    T* take(int64_t count) {
+    T* allocate(int64_t count) {
         T* found = x ? reinterpret_cast<T*>(x + taken) : nullptr;
         taken += rounded((count * sizeof(T) + sizeof(Real) - 1) / sizeof(Real), 16);
         return found;
     }
 
     // The same, with `margin` of them before what is returned.
-    Real* take_inside(int64_t count, int64_t margin) {
-        Real* found = take(count);
+    Real* allocate_inside(int64_t count, int64_t margin) {
+        Real* found = allocate(count);
         return found ? found + margin : nullptr;
     }
 };

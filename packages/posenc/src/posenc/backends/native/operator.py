@@ -109,7 +109,7 @@ class Table(ctypes.Structure):
     _fields_ = (*_pointers("x", "gradient"), *_numbers("head", "low", "entries", "width", "slot", "share"))
 
 
-class Turn(ctypes.Structure):
+class Rotation(ctypes.Structure):
     """The rotation of queries and keys."""
 
     _fields_ = (
@@ -154,7 +154,7 @@ class Call(ctypes.Structure):
     _fields_ = (
         *((name, Rows) for name in ROWS),
         *((name, Table) for name in TABLES),
-        ("turn", Turn),
+        ("rotation", Rotation),
         ("places", Places),
         ("broken", Broken),
         *_pointers("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock", *BOUNDS, "tiles"),
@@ -171,7 +171,7 @@ class _Field(ctypes.Structure):
     _fields_ = (("name", ctypes.c_char_p), *_numbers("offset", "size"))
 
 
-STRUCTURES = {"Rows<Real>": Rows, "Table": Table, "Turn": Turn, "Places": Places, "Broken": Broken}
+STRUCTURES = {"Rows<Real>": Rows, "Table": Table, "Rotation": Rotation, "Places": Places, "Broken": Broken}
 STRUCTURES |= {"Tile": OfTile, "Call": Call}
 
 
@@ -213,13 +213,13 @@ def table(x: Tensor, low: int, groups: int) -> Table:
     return Table(x.data_ptr(), None, step, low, x.size(1), x.size(2), 0, share)
 
 
-def turn(given: dict[str, Tensor], first: int, interleaved: int) -> Turn:
-    """The `Turn` of cos and sin (rows or 1, heads or 1, tokens, pairs), by the names of its fields."""
+def rotation(given: dict[str, Tensor], first: int, interleaved: int) -> Rotation:
+    """The `Rotation` of cos and sin (rows or 1, heads or 1, tokens, pairs), by the names of its fields."""
     names = ("query_cos", "query_sin", "key_cos", "key_sin")
     steps = [
         x.stride(axis) if x.size(axis) > 1 else 0 for x in (given["query_cos"], given["key_cos"]) for axis in (0, 1)
     ]
-    return Turn(*(given[name].data_ptr() for name in names), *steps, given["key_cos"].size(-1), first, interleaved)
+    return Rotation(*(given[name].data_ptr() for name in names), *steps, given["key_cos"].size(-1), first, interleaved)
 
 
 def tiles_of(found: Iterable[Tile] | Sequence[Tile]) -> Any:
@@ -234,7 +234,7 @@ def tiles_of(found: Iterable[Tile] | Sequence[Tile]) -> Any:
 
 
 CHANNELS = 16  # rows of channels are a multiple of this
-OF_TURN = ("query_cos", "query_sin", "key_cos", "key_sin")
+ANGLES = ("query_cos", "query_sin", "key_cos", "key_sin")
 LAYOUTS: tuple[PairLayout, ...] = ("half", "interleaved")
 OF_CHANNELS = ("vectors", "key_vectors", "values", "meeting", "shift")
 
@@ -321,7 +321,7 @@ class _Kernel:
                 setattr(call, name, table(x, form.low_of(name), call.heads // call.kv_heads))
             elif name in ROWS:
                 setattr(call, name, rows(x))
-            elif name not in OF_TURN and name != "key_norms":  # which are only used for bounds
+            elif name not in ANGLES and name != "key_norms":  # which are only used for bounds
                 setattr(self._place_of(name), name, x.data_ptr())
         if "key_place" in given:
             places = [given[name] for name in PLACES]
@@ -331,8 +331,8 @@ class _Kernel:
         if "lines" in given:
             share = given["share"]
             call.broken.segments, call.broken.batch = given["lines"].size(1), share.size(1) if share.size(0) > 1 else 0
-        if form.turn:
-            call.turn = turn(given, *form.turn)
+        if form.rotation:
+            call.rotation = rotation(given, *form.rotation)
 
     def _place_of(self, name: str) -> ctypes.Structure:
         found: ctypes.Structure = getattr(self.call, INSIDE[name]) if name in INSIDE else self.call
@@ -458,7 +458,7 @@ def _native(
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
     ``tiling`` and ``form`` the numbers of a `Tiling` and a `KernelLayout`; ``skip_below`` the fraction of a row's
-    weight that may be skipped. If the form has a turn, queries and keys are rotated by cos and sin in ``given``."""
+    weight that may be skipped. If the form has a rotation, queries and keys are rotated by cos and sin in ``given``."""
     with compat.single_threaded() as threads:
         inputs = _in_memory_order(dict(zip(names.split(), given, strict=True)))
         tensors = [_aligned(x) for x in (query, key, value)]
@@ -472,7 +472,7 @@ def _in_memory_order(given: dict[str, Tensor]) -> dict[str, Tensor]:
     named = dict(given)
     if "key_place" in named:
         named["run_end"] = _run_ends(named["key_place"])
-    for names in (OF_TURN[:2], OF_TURN[2:]):  # cos and sin need equal strides and contiguous tokens
+    for names in (ANGLES[:2], ANGLES[2:]):  # cos and sin need equal strides and contiguous tokens
         angles = [named[name] for name in names if name in named]
         if any(x.stride() != angles[0].stride() or x.stride()[2:] != (x.size(-1), 1) for x in angles):
             named |= {name: named[name].contiguous() for name in names}

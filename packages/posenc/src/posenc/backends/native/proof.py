@@ -191,9 +191,9 @@ class Question:
         return TERMS[self.term](self)
 
     @property
-    def turn(self) -> list[int]:
+    def rotation(self) -> list[int]:
         """The first rotated channel, and whether pairs are interleaved; empty without a rotation."""
-        return TURNS.get(self.term, [])
+        return ROTATIONS.get(self.term, [])
 
     @property
     def skips(self) -> bool:
@@ -244,10 +244,10 @@ def _shift(ask: Question) -> Tensor:
     return ask.numbers("shift", ask.place.heads, ask.place.width)
 
 
-TURNS = {"turned queries and keys (half)": [0, 0], "turned queries and keys (some, interleaved)": [4, 1]}
+ROTATIONS = {"rotated queries and keys (half)": [0, 0], "rotated queries and keys (some, interleaved)": [4, 1]}
 
 
-def _turned(pairs: int) -> Callable[[Question], Term]:
+def _rotated(pairs: int) -> Callable[[Question], Term]:
 
     def make(ask: Question) -> Term:
         at, found = ask.place, dict[str, Tensor]()
@@ -331,8 +331,8 @@ TERMS: Mapping[str, Callable[[Question], Term]] = {
     "broken line": _broken,
     "clocks": _also(_tables(), query_clock=_clock("query"), key_clock=_clock("key")),
     "a vector added to queries": _also(_tables("vectors"), shift=_shift),
-    "turned queries and keys (half)": _turned(8),
-    "turned queries and keys (some, interleaved)": _turned(5),
+    "rotated queries and keys (half)": _rotated(8),
+    "rotated queries and keys (some, interleaved)": _rotated(5),
     "two coordinates (plane)": _plane("plane"),
     "two coordinates (by row)": _plane("by_row"),
     "two coordinates (by column)": _plane("by_column"),
@@ -440,7 +440,7 @@ def answers(question: Question, precision: Precision) -> dict[str, Tensor]:
         " ".join(tensors),
         " ".join(learned),
         Tiling(*question.layouts, question.place.visibility).flat(),
-        KernelLayout(function, [lows.get(name, 0) for name in POSSIBLE], question.turn).flat(),
+        KernelLayout(function, [lows.get(name, 0) for name in POSSIBLE], question.rotation).flat(),
         question.place.scale,
         skipped_by_default(precision.of_tokens) if question.skips else 0.0,
     )

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "key_meeting.h"
-#include "turn.h"
+#include "rotation.h"
 
 namespace {
 
@@ -147,12 +147,12 @@ struct Operands {
     const Word* keys;
     const Real* vectors;
     int64_t vectors_from;
-    Turned turned;
+    Transposed transposed;
 };
 
 // s = q . k in a block.
 void products_with_keys(const Call& call, const Block& block, const Side& keys, const Queries& q, const Word* packed,
-                        Real* s, int64_t ld, Real* room) {
+                        Real* s, int64_t ld, Real* buffer) {
     const auto& [p, b, h, i, rows, left, right] = block;
     const int64_t words = keys.words();
     if (!packed) {
@@ -161,7 +161,7 @@ void products_with_keys(const Call& call, const Block& block, const Side& keys, 
             dots(rows, block.end() - left, call.width, q.numbers, call.width, keys.x + (p.first + left) * keys.row,
                  keys.row, s + left, ld);
         for (int64_t j = left; j < block.end() && keys.cos; j++)
-            dots(rows, 1, call.width, q.numbers, call.width, keys.numbers(p.first + j, room), 0, s + j, ld);
+            dots(rows, 1, call.width, q.numbers, call.width, keys.numbers(p.first + j, buffer), 0, s + j, ld);
     } else {
 #if HALF
         multiply_halves(rows, right - left, words, q.words, words, packed + left * words, PANEL * words, s + left, ld,
@@ -180,24 +180,24 @@ void products_with_keys(const Call& call, const Block& block, const Side& keys, 
 // The scores of a block; s is that of query i and key p.first. The scores before the function are copied to `bare`,
 // unless it is null.
 void scores(const Call& call, const Block& block, const Queries& q, const Operands& given, Real* s, int64_t ld,
-            Real* bare, Real* room) {
+            Real* bare, Real* buffer) {
     const auto& [p, b, h, i, rows, left, right] = block;
     const auto function = [&, left = left, right = right](int64_t r) {
         if (bare) std::copy(s + r * ld + left, s + r * ld + right, bare + r * ld + left);
         apply(call, block.p, block.h, block.i + r, left, right, s + r * ld);
     };
     const Side keys = Side::of_keys(call, b, h / (call.heads / call.kv_heads));
-    products_with_keys(call, block, keys, q, given.keys, s, ld, room);
+    products_with_keys(call, block, keys, q, given.keys, s, ld, buffer);
     if (call.function && !call.is_last)
         for (int64_t r = 0; r < rows; r++) function(r);
     if (call.vectors.x)
         by_vectors(block, call.vectors, q.meeting, q.meeting_row, given.vectors, given.vectors_from, s, ld);
 #if !HALF
     if (call.key_vectors.x && given.keys) {
-        meet_keys(p, i, rows, left, right, call.key_vectors, given.keys, given.turned, s, ld);
+        meet_keys(p, i, rows, left, right, call.key_vectors, given.keys, given.transposed, s, ld);
     } else if (call.key_vectors.x) {
         for (int64_t j = left; j < block.end(); j++) {
-            const Real* key = keys.numbers(p.first + j, room);
+            const Real* key = keys.numbers(p.first + j, buffer);
             for (int64_t r = 0; r < rows; r++)
                 s[r * ld + j] += dot(key, entry(call.key_vectors, h, p.place(i + r, j, call.key_vectors)), call.width);
         }

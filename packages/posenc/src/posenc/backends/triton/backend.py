@@ -113,7 +113,7 @@ def _arguments(call: Call) -> tuple[Tensor | None, tuple[Any, ...]]:
     is_kept = given.key is call.key and given.is_of_positions
     if (
         is_kept
-        and call.kept is not None
+        and call.store is not None
         and "bias" in given.tensors
         and _skipping(call)[0]
         and not call.has_few_queries
@@ -124,7 +124,7 @@ def _arguments(call: Call) -> tuple[Tensor | None, tuple[Any, ...]]:
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call = call if _is_step(call) else cleared(call)  # the kernel of a step reads only what queries see
-    key, rest = cached(call.kept, "triton", call.query.device, lambda: _arguments(call), lambda made: made[0] is None)
+    key, rest = cached(call.store, "triton", call.query.device, lambda: _arguments(call), lambda made: made[0] is None)
     key = call.key if key is None else key
     arguments = _with_norms(call, key, *rest)
     out, lse = triton(call.query, key, call.value, *arguments, call.scale, *_skipping(call))
