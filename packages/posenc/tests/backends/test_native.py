@@ -24,13 +24,13 @@ def test_a_library_that_says_something_else_of_a_call_is_refused(monkeypatch: py
     """A field that has moved, one that only one side has, and another constant."""
     kernel = library.library(torch.float32)
     assert operator.differences(kernel) == []
-    first, *others = operator.Turn._fields_
+    first, *others = operator.Rotation._fields_
     moved = type("Moved", (ctypes.Structure,), {"_fields_": [*others, first]})
-    monkeypatch.setitem(operator.STRUCTURES, "Turn", moved)
+    monkeypatch.setitem(operator.STRUCTURES, "Rotation", moved)
     monkeypatch.setitem(operator.STRUCTURES, "Extra", operator.Rows)
     monkeypatch.setattr(operator, "SPAN", 32)
     found = operator.differences(kernel)
-    assert {"SPAN", "Turn.query_cos", "Turn.interleaved", "Extra.x"} <= set(found)
+    assert {"SPAN", "Rotation.query_cos", "Rotation.interleaved", "Extra.x"} <= set(found)
     assert not any(name.startswith(("Call.", "Table.")) for name in found)
     with pytest.raises(RuntimeError, match=r"call.h and operator.py differ in Extra.batch, Extra.head"):
         operator._check_fields.__wrapped__(kernel)
