@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from posenc import huggingface as huggingface
     from posenc import models as models
     from posenc import schedules as schedules
-    from posenc.backends.attention import attention as attention
-    from posenc.backends.attention import explain as explain
-    from posenc.backends.attention import logits as logits
+    from posenc.backends.api import attention as attention
+    from posenc.backends.api import explain as explain
+    from posenc.backends.api import logits as logits
     from posenc.backends.bands import merge as merge
     from posenc.encoding import pieces as pieces
     from posenc.encoding.context import Context as Context
@@ -103,7 +103,7 @@ _SCHEMES = """
 
 # The module of each public name. Names are imported on first use, so that the command line starts without torch.
 _HOMES = {
-    **dict.fromkeys(("attention", "explain", "logits"), "backends.attention"),
+    **dict.fromkeys(("attention", "explain", "logits"), "backends.api"),
     "merge": "backends.bands",
     "Encoding": "encoding.encoding",
     "Scheme": "scheme",

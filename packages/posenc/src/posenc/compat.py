@@ -112,16 +112,21 @@ def no_grad(function: F) -> F:
 
 
 def is_autocast(x: Tensor) -> bool:
-    """Whether autocast is enabled on the device of x. Not every device has it, which before torch 2.12 cannot be asked
-    in a compiled graph; of the devices that one is compiled for, meta alone has none."""
-    kind = x.device.type
-    has = kind != "meta" if torch.compiler.is_compiling() else torch.amp.is_autocast_available(kind)
-    return has and torch.is_autocast_enabled(kind)
+    """Whether autocast would cast x: it does not cast float64."""
+    return x.dtype != torch.float64 and _is_autocast_on(x.device.type)
+
+
+def _is_autocast_on(device: str) -> bool:
+    """Not every device has autocast, which before torch 2.12 cannot be asked in a compiled graph; of the devices that
+    one is compiled for, meta alone has none."""
+    is_known = device in ("cpu", "cuda") or (torch.compiler.is_compiling() and device != "meta")
+    return (is_known or torch.amp.is_autocast_available(device)) and torch.is_autocast_enabled(device)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Disables autocast on the device of x, if it is enabled: it would round factors of products to half precision."""
-    return torch.autocast(x.device.type, enabled=False) if is_autocast(x) else nullcontext()
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if _is_autocast_on(device) else nullcontext()
 
 
 def without_numbers() -> AbstractContextManager[Any]:

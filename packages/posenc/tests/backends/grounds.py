@@ -27,7 +27,7 @@ from posenc import (
     Swin,
 )
 from posenc.backends import chunked
-from posenc.backends.choice import BACKENDS
+from posenc.backends.choose import BACKENDS
 from posenc.encoding.pieces import (
     AddedVector,
     Bias,

@@ -11,7 +11,7 @@ import posenc
 from posenc import DualChunk, Positions, ReRoPE, RoPE, Scheme
 from posenc.backends import bands
 from posenc.backends.call import Call
-from posenc.backends.request import Request
+from posenc.backends.request import Options, Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.rotation import Band, Rotation
 from tests import awkward
@@ -90,7 +90,7 @@ def test_a_band_that_a_window_hides_is_not_run(monkeypatch: pytest.MonkeyPatch) 
 def test_selecting_bands_reads_nothing_and_is_the_same_for_any_number_of_chunks(device: str, chunk: int) -> None:
     """Operations are those that count chunks, for documents and for orders: the layouts follow without values."""
     q = torch.empty(1, 1, 2048, HEAD_DIM, device=device)
-    *_, call = Request(q, q, q, DualChunk(HEAD_DIM, chunk, 8), None, None, is_causal=True).checked()
+    *_, call = Request(q, q, q, DualChunk(HEAD_DIM, chunk, 8), options=Options(is_causal=True)).checked()
     names = operations(lambda: bands.selections(call))
     assert not READING.intersection(names)
     assert len(names) <= 10

@@ -279,11 +279,11 @@ def test_one_encoding_is_kept_and_none_that_is_long(monkeypatch: pytest.MonkeyPa
     scheme, (query, key, value) = RoPE(HEAD_DIM), drawn()
     for tokens in range(2, TOKENS):
         attend(tuple(x[:, :, :tokens] for x in (query, key, value)), scheme)  # type: ignore[arg-type]
-    assert len(cache.bound_of(scheme)) == 1
+    assert len(cache.schemes[scheme].encodings) == 1
     scheme = RoPE(HEAD_DIM)
     monkeypatch.setattr(plan, "LONGEST", TOKENS - 1)
     attend((query, key, value), scheme)
-    assert len(cache.bound_of(scheme)) == 0
+    assert scheme not in cache.schemes
 
 
 @pytest.mark.parametrize("scheme", COMMON.values(), ids=COMMON)

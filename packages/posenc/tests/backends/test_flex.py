@@ -16,7 +16,7 @@ from posenc.backends import flex
 from posenc.backends.call import Call
 from posenc.backends.flex import FLEX, _block_mask
 from posenc.backends.reference import REFERENCE
-from posenc.backends.request import Request
+from posenc.backends.request import Options, Request
 from posenc.positions.tiles import Visibility, visible
 from posenc.schemes.catalog import Shape
 from tests.awkward import TrialCoPE, interpolated
@@ -63,9 +63,9 @@ def called(
     dropout_p: float = 0.0,
     return_lse: bool = False,
 ) -> Call:
-    asked = Request(q, k, v, scheme, *at, mask, is_causal, dropout_p=dropout_p, return_lse=return_lse)
-    encoding = asked.bind()
-    return asked.call(encoding, asked.settled(encoding))
+    options = Options(is_causal, dropout_p=dropout_p, return_lse=return_lse)
+    request = Request(q, k, v, scheme, *at, mask, options=options).bound()
+    return request.call(request.settled())
 
 
 @pytest.fixture

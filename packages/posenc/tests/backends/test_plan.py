@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import T5, ALiBi, FoX, Positions, RoPE
-from posenc.backends.native import library
 from posenc.backends.native.operator import Prepared
 from posenc.backends.plan import MAX_ENTRIES
 from posenc.backends.request import Request
@@ -57,19 +56,6 @@ def set_to(read: Callable[[], Any], write: Callable[[Any], None], value: Any) ->
         write(before)
 
 
-@contextmanager
-def switched_off() -> Any:
-    def forget() -> None:
-        library.find.cache_clear()
-        library._load.cache_clear()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(library.SWITCH, "0")
-        forget()
-        yield
-    forget()
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "visibility": {"is_causal": False},
     "window": {"window": 9},
@@ -101,7 +87,6 @@ STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
     ),
     "threads": lambda: set_to(torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1),
-    "the kernel": switched_off,
 }
 CHANGES = [*OPTIONS, *TENSORS, *STATES]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import posenc
 from posenc import FIRE, ALiBi, Positions, Shaw
-from posenc.backends import attention as room
+from posenc.backends import api
 from posenc.backends.blockwise import counted_blocks
 from posenc.backends.call import Call
 from posenc.encoding.pieces import Bias, CumulativeBias, Distance
@@ -146,7 +146,7 @@ def given(name: str, tensors: list[Tensor], positions: Positions, **how: object)
     bound = encoding(SCHEMES[name](), positions, tensors[0].size(2))
     kept: list[Call] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room.bands, "explain", kept.append)
+        patch.setattr(api.bands, "explain", kept.append)
         posenc.explain(*tensors, bound, **how)
     return kept[0]
 
@@ -238,7 +238,7 @@ def test_places_that_nobody_knows_are_not_taken_for_the_same() -> None:
     scheme = ALiBi(HEADS, "bidirectional")
     kept: list[Call] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room.bands, "explain", kept.append)
+        patch.setattr(api.bands, "explain", kept.append)
         posenc.explain(q, k, v, scheme, query_positions=x, key_positions=y)
     assert counted_blocks(kept[0], 64) is None
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from posenc import KERPLE, T5, ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
-from posenc.backends import choice
+from posenc.backends import choose
 from posenc.backends.call import Call
-from posenc.backends.request import Request
+from posenc.backends.request import Options, Request
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import ANY, tasks_of
 from posenc.positions.tiles import Tiling, Visibility
@@ -38,7 +38,7 @@ class Elsewhere(Tensor):
 def on_cuda(scheme: Scheme, width: int = 16, dtype: torch.dtype = torch.float32, dropout_p: float = 0.0) -> Call:
     """A causal call over 300 tokens, as it would be there."""
     q = torch.empty(1, 2, 300, width, dtype=dtype)
-    *_, call = Request(q, q, q, scheme, None, None, is_causal=True, dropout_p=dropout_p).checked()
+    *_, call = Request(q, q, q, scheme, options=Options(is_causal=True, dropout_p=dropout_p)).checked()
     return replace(call, query=q.as_subclass(Elsewhere))
 
 
@@ -71,7 +71,7 @@ def test_it_takes_the_kinds_that_it_is_to_take(name: str, has_triton: None) -> N
     scheme = built(name, heads=2, tokens=300, dtype=torch.float32)
     q = torch.empty(1, 2, 300, shape_of(name).head_dim)
     positions = KINDS[name].at(Positions.arange(300))
-    *_, call = Request(q, q, q, scheme, positions, None, is_causal=True).checked()
+    *_, call = Request(q, q, q, scheme, positions, options=Options(is_causal=True)).checked()
     refused = backend.TRITON.refuses(replace(call, query=q.as_subclass(Elsewhere)))
     assert (refused is None) == takes("triton", name), refused
 
@@ -107,7 +107,7 @@ AUTO: list[tuple[Scheme | None, str, str]] = [
 def test_on_cuda_auto_takes_it_for_what_goes_by_distance(
     scheme: Scheme, expected: str, why: str, has_triton: None
 ) -> None:
-    taken, told = choice.choose(on_cuda(scheme))
+    taken, told = choose.choose(on_cuda(scheme))
     assert taken.name == expected
     assert why in told
 

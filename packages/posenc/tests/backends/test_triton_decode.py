@@ -16,8 +16,8 @@ from torch import Tensor
 
 import posenc
 from posenc import FIRE, ALiBi, Positions, Scheme, Shaw
-from posenc.backends import choice
-from posenc.backends.request import Request
+from posenc.backends import choose
+from posenc.backends.request import Options, Request
 from posenc.backends.triton import backend, operator
 from tests.awkward import clocked, learned_slope
 from tests.backends import ceilings, grounds
@@ -220,14 +220,14 @@ def test_on_a_gpu_auto_takes_it_for_few_queries(name: str, monkeypatch: pytest.M
     if name == "FoX":
         encoding = encoding.with_features({"clock": torch.zeros(1, 12, 1)}, {"clock": torch.zeros(1, 12, 300)})
     with torch.no_grad():
-        *_, call = Request(q, k, k, encoding, None, None, is_causal=True).checked()
+        *_, call = Request(q, k, k, encoding, options=Options(is_causal=True)).checked()
         there = replace(call, query=q.as_subclass(Elsewhere))
-        assert choice.choose(there) == (
+        assert choose.choose(there) == (
             backend.TRITON,
             "there are few queries, and the kernel splits the keys over its programs",
         )
         monkeypatch.setattr(backend, "missing", lambda: "Triton is not installed")
-        assert choice.choose(there)[0].name in ("reference", "chunked")
+        assert choose.choose(there)[0].name in ("reference", "chunked")
 
 
 # --- they compile -----------------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def lined(past: int, reach: int | None = None, knee: float = 0.3) -> posenc.Sche
 def asked(scheme: posenc.Scheme, positions: Positions, **how: Any) -> Any:
     """The call of a text of these tokens."""
     q = torch.randn(1, 2, positions.order.size(1), 16)
-    *_, call = Request(q, q, q, scheme, positions, None, **how).checked()
+    *_, call = Request.of(query=q, key=q, value=q, encoding=scheme, query_positions=positions, **how).checked()
     return call
 
 

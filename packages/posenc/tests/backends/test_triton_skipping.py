@@ -13,7 +13,7 @@ from torch import Tensor
 
 import posenc
 from posenc import KERPLE, Positions, Scheme, Shaw
-from posenc.backends import choice
+from posenc.backends import choose
 from posenc.backends.triton import backend, tasks
 from posenc.backends.triton.tasks import SPAN
 from posenc.encoding.pieces import Bias, CumulativeBias, Distance
@@ -156,7 +156,7 @@ def test_what_is_computed_is_what_is_explained(
     assert seen[:, range(blocks), range(blocks)].all()
     q, k, v = drawn(torch.float32, on)
     _, bound = encoding(name, Positions.arange(TOKENS, device=on), TOKENS, torch.float32)
-    monkeypatch.setattr(choice, "choose", lambda call: (backend.TRITON, "it is asked"))
+    monkeypatch.setattr(choose, "choose", lambda call: (backend.TRITON, "it is asked"))
     told = posenc.explain(q, k, v, bound, is_causal=is_causal, skip_below=SHARE)
     assert told.computed == pytest.approx(float(seen.sum() / (HEADS * possible.sum())))
     assert posenc.explain(q, k, v, bound, is_causal=is_causal, skip_below=0.0).computed == 1

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, PositionError, Positions
-from posenc.backends import call, choice
+from posenc.backends import call, choose
 from posenc.schemes.catalog import CATALOG
 from tests.backends.grounds import FAST, ROWS, projection, small_blocks
 from tests.backends.test_parity import check_close
@@ -43,9 +43,9 @@ def blocks(small: bool) -> Iterator[None]:
         if small:
             small_blocks(patch)
             for module, name, size in (
-                (choice, "FEW_SCORES", 1),
-                (choice, "FEW_PAIRS", 1),
-                (choice, "FEW_ON_PLANE", 1),
+                (choose, "FEW_SCORES", 1),
+                (choose, "FEW_PAIRS", 1),
+                (choose, "FEW_ON_PLANE", 1),
             ):
                 patch.setattr(module, name, size)
             patch.setattr(call, "FEW_QUERIES", 2)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, Scheme
-from posenc.backends import choice
+from posenc.backends import choose
 from posenc.backends.call import Backend
 from posenc.backends.native import operator
 from posenc.encoding.encoding import Context
@@ -67,8 +67,8 @@ class Line(Mutant):
         wrong = edited(self.owner, self.name, *self.wrong)
         with pytest.MonkeyPatch.context() as patch:
             if isinstance(self.owner, Backend):  # which is frozen
-                among = (replace(b, **{self.name: wrong}) if b is self.owner else b for b in choice.BACKENDS)
-                patch.setattr(choice, "BACKENDS", tuple(among))
+                among = (replace(b, **{self.name: wrong}) if b is self.owner else b for b in choose.BACKENDS)
+                patch.setattr(choose, "BACKENDS", tuple(among))
             else:
                 patch.setattr(self.owner, self.name, wrong)
             operator._tiles.cache_clear()  # those of the check without the bug

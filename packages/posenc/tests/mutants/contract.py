@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Positions, compat
-from posenc.backends import call, choice, sdpa
+from posenc.backends import call, choose, sdpa
 from posenc.encoding.encoding import Context
 from posenc.positions import layout, positions
 from posenc.positions.layout import Layout
@@ -143,9 +143,9 @@ MUTANTS = (
     ),
     Mutant(
         "short texts of a large batch go in blocks",
-        choice,
+        choose,
         "PAIRS_PER_KERNEL_TILE",
-        choice.PAIRS_PER_TILE,
+        choose.PAIRS_PER_TILE,
         partial(test_operators.test_large_batches_of_short_texts_do_not_go_in_blocks, (1100, 4, 31)),
     ),
 )

@@ -1,7 +1,7 @@
 """Stick-breaking with other shares, or in another order."""
 
 from posenc import StickBreaking
-from posenc.backends import attention
+from posenc.backends import plan
 from posenc.encoding.context import following
 from posenc.schemes import stick_breaking
 from tests.mutants import Mutant, lines, oracles
@@ -10,7 +10,7 @@ COMPARED = oracles("stick_breaking")
 
 
 MUTANTS = (
-    Mutant("divides by the sum of its weights", attention, "gives_weights", lambda pieces: False, COMPARED),
+    Mutant("divides by the sum of its weights", plan, "gives_weights", lambda pieces: False, COMPARED),
     Mutant(
         "lets a key take of what itself has left",
         stick_breaking,

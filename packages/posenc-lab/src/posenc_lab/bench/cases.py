@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc.backends.choice import BACKENDS, Explanation
+from posenc.backends.choose import BACKENDS, Explanation
 from posenc.encoding.context import Projected, projected_at_random
 from posenc.encoding.encoding import Encoding
 from posenc.positions.positions import Positions

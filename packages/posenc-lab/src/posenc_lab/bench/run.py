@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from posenc.arguments import check_name, check_type
-from posenc.backends.choice import BACKENDS
+from posenc.backends.choose import BACKENDS
 from posenc.backends.native import library
 from posenc.command.progress import Progress
 from posenc_lab.bench import cases, mine

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown, whole
-from posenc.backends.attention import attention, logits
+from posenc.backends.api import attention, logits
 from posenc.encoding.context import projected_at_random
 from posenc.encoding.encoding import Encoding
 from posenc.lowering.distances import Block

@@ -1,5 +1,7 @@
-"""Attention with positions: `attention()` and `logits()`, and the backends that run them.
+"""Attention with positions: `attention()`, `logits()` and `explain()`, and the backends that run them.
 
-Read `attention.py` first. `request.py` checks its arguments, `choice.py` selects a backend, `call.py` has the interface
-of all backends, and `reference.py` is the one that the others are tested against.
+Read `api.py` first. A call goes down: `plan.py` finds or makes what calls like it have in common, for which `request.py`
+checks the arguments and `choose.py` selects a backend. `call.py` has the interface of all backends, and `reference.py`
+is the one that the others are tested against. The folder isn't called attention, since importing a module of that name
+would replace the function `posenc.attention`.
 """

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import shown
-from posenc.backends import choice
+from posenc.backends import choose
 from posenc.backends.call import Call, RotatedBand, counted
 from posenc.backends.reference import REFERENCE
 from posenc.positions.positions import Positions
@@ -65,12 +65,12 @@ def runner(call: Call, backend: str) -> Run:
     with the same plan. Raises ValueError if the named backend cannot run it."""
     is_auto = isinstance(backend, str) and backend == "auto"
     if not call.bands:
-        return choice.choose(call)[0] if is_auto else choice.named(call, backend)
+        return choose.choose(call)[0] if is_auto else choose.named(call, backend)
     if backend == "reference" or (is_auto and _is_dense(call)):
         return REFERENCE
     chosen = selections(call)
     parts = calls(call, chosen)
-    each = [choice.choose(band)[0] if is_auto else choice.named(band, backend, MERGED) for _, band in parts]
+    each = [choose.choose(band)[0] if is_auto else choose.named(band, backend, MERGED) for _, band in parts]
 
     def run(call: Call) -> tuple[Tensor, Tensor | None]:
         found = []
@@ -85,24 +85,24 @@ def runner(call: Call, backend: str) -> Run:
     return run
 
 
-def explain(call: Call) -> choice.Explanation:
+def explain(call: Call) -> choose.Explanation:
     """The explanation of a call's backend for "auto", and of every band."""
     if not call.bands:
-        return choice.explain(call)
+        return choose.explain(call)
     if _is_dense(call):
         why = "distant pairs are rotated differently, and there are few enough scores to compute all bands densely"
-        return choice.Explanation("reference", why, _refusals(calls(call)))
-    bands = tuple((name, choice.explain(band)) for name, band in calls(call))
+        return choose.Explanation("reference", why, _refusals(calls(call)))
+    bands = tuple((name, choose.explain(band)) for name, band in calls(call))
     names = " + ".join(dict.fromkeys(each.backend for _, each in bands))
     picked = "by a mask" if any(band.attn_mask is not call.attn_mask for _, band in calls(call)) else "by positions"
     why = f"{names}: distant pairs are rotated differently, so each band is a separate call, its pairs selected "
-    return choice.Explanation(names, f"{why}{picked}, and they are merged by log-sum-exp", {}, bands=bands)
+    return choose.Explanation(names, f"{why}{picked}, and they are merged by log-sum-exp", {}, bands=bands)
 
 
 def _refusals(bands: list[tuple[str, Call]]) -> dict[str, str]:
     """The backends that cannot run every band, with the reason of the first."""
     reasons: dict[str, str] = {}
-    for backend in choice.BACKENDS:
+    for backend in choose.BACKENDS:
         for name, band in bands:
             reason = None if backend is REFERENCE else backend.refuses(band)
             if reason is not None:
@@ -115,8 +115,8 @@ def _is_dense(call: Call) -> bool:
     if call.is_forward_mode:
         return True
     pairs = call.query.size(2) * call.key.size(2)
-    is_few = not torch.compiler.is_compiling() and pairs <= choice.FEW_PAIRS
-    return is_few and call.query.size(0) * call.query.size(1) * pairs <= choice.FEW_SCORES
+    is_few = not torch.compiler.is_compiling() and pairs <= choose.FEW_PAIRS
+    return is_few and call.query.size(0) * call.query.size(1) * pairs <= choose.FEW_SCORES
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,9 @@ without a scheme those of the latest lengths. Whatever is kept, a store holds at
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -20,25 +22,20 @@ from posenc.encoding.encoding import Encoding
 T = TypeVar("T")
 MAX_ENTRIES = 16  # of one store: layers with other windows, heads or dtypes have plans of their own
 _READ_BY_GRAPHS: list[Any] = []
-texts: dict[Any, Encoding] = {}  # of positions alone
-BOUND = "_bound"
 
 
-class Bound(dict[Any, Encoding]):
-    """The latest encoding of a scheme, and all that it was made of. Copies of the scheme begin without one."""
+@dataclass
+class OfScheme:
+    """The latest encoding of a scheme, and all that it was made of. Neither refers to the scheme itself, whose terms
+    belong to a copy that shares its tensors (`live`), so both go with it."""
 
     state: tuple[object, ...] = ()
     may_stay: bool | None = None  # None: not known yet
-
-    def __reduce__(self) -> Any:
-        return Bound, ()
+    encodings: dict[Any, Encoding] = field(default_factory=dict)
 
 
-def bound_of(scheme: nn.Module) -> Bound:
-    """Where the encoding of a scheme is kept: in the scheme's own dictionary, since the encoding refers to the scheme,
-    so that both go together."""
-    found: Bound = vars(scheme).setdefault(BOUND, Bound())
-    return found
+texts: dict[Any, Encoding] = {}  # of positions alone
+schemes: WeakKeyDictionary[nn.Module, OfScheme] = WeakKeyDictionary()
 
 
 def cached(

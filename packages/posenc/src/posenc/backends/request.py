@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,35 +31,61 @@ Align: TypeAlias = Literal["lower_right", "upper_left"]
 DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
-@dataclass(eq=False)
-class Request:
+class Options(NamedTuple):
+    """The arguments of `attention` that are neither tensors nor positions."""
+
+    is_causal: bool = False
+    align: Align | None = None
+    window: Window = None
+    dropout_p: float = 0.0
+    scale: float | None = None
+    enable_gqa: bool = False
+    backend: str = "auto"
+    return_lse: bool = False
+    skip_below: float | None = None
+
+    def check(self) -> None:
+        """ValueError for an option that no call may have. `named` checks the backend."""
+        if not _is_number(self.dropout_p) or not 0 <= self.dropout_p < 1:
+            raise ValueError(f"dropout_p must be within [0, 1), got {shown(self.dropout_p)}")
+        if self.scale is not None and not (_is_number(self.scale) and -math.inf < self.scale < math.inf):
+            raise ValueError(f"scale must be a finite number or None, got {shown(self.scale)}")
+        flag: object = self.is_causal
+        if not isinstance(flag, torch.SymBool):  # under torch.compile
+            check_flag("is_causal", flag)
+        check_flag("enable_gqa", self.enable_gqa)
+        check_flag("return_lse", self.return_lse)
+        if not isinstance(self.window, Chunk):
+            check_window(self.window)
+        if self.skip_below is not None and not (is_number(self.skip_below) and 0 <= self.skip_below < 1):
+            raise ValueError(f"skip_below must be within [0, 1), or None for 2**-32, got {shown(self.skip_below)}")
+
+
+class Request(NamedTuple):
     """The arguments of `attention` and of `explain`; or of `logits`, which neither masks nor reads the value."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     encoding: Encoding | Scheme | None
-    query_positions: Positions | None
-    key_positions: Positions | None
+    query_positions: Positions | None = None
+    key_positions: Positions | None = None
     attn_mask: Tensor | None = None
-    is_causal: bool = False
-    window: Window = None
     sinks: Tensor | None = None
-    dropout_p: float = 0.0
-    scale: float | None = None
-    enable_gqa: bool = False
-    return_lse: bool = False
-    skip_below: float | None = None
     key_norms: Tensor | None = None
-    are_logits: bool = False
-    align: Align | None = None
+    options: Options = Options()
 
-    def bind(self) -> Encoding:
-        """The encoding, or the scheme bound to the positions, checked against the tensors."""
-        query, key, encoding = self.query, self.key, self.encoding
+    @staticmethod
+    def of(**arguments: Any) -> Request:
+        """The request of these arguments, options among them."""
+        options = {name: arguments.pop(name) for name in Options._fields if name in arguments}
+        return Request(**arguments, options=Options(**options))
+
+    def bound(self) -> Request:
+        """The request with an encoding, the one that is given or the scheme bound to the positions, and tensors of one
+        batch. Raises the errors of all that an encoding depends on."""
+        query, key, encoding, align = self.query, self.key, self.encoding, self.options.align
         _check_tensors(query, key, self.value)
-        if not query.size(0) == key.size(0) == self.value.size(0):
-            self._share_batch()
         if isinstance(encoding, Tensor):
             raise ValueError(
                 f"encoding must be an Encoding, a Scheme or None; pass a mask as attn_mask=, got {shown(encoding)}"
@@ -72,67 +98,64 @@ class Request:
             )
         check_type("query_positions", self.query_positions, Positions, None)
         check_type("key_positions", self.key_positions, Positions, None)
-        if self.align is not None:
-            check_choice("align", self.align, ("lower_right", "upper_left"))
-            if isinstance(encoding, Encoding) or (self.query_positions, self.key_positions) != (None, None):
-                raise ValueError(f"align must be None where there are positions, which say it, got {self.align!r}")
+        has_positions = self.query_positions is not None or self.key_positions is not None
+        if align is not None:
+            check_choice("align", align, ("lower_right", "upper_left"))
+            if isinstance(encoding, Encoding) or has_positions:
+                raise ValueError(f"align must be None where there are positions, which say it, got {align!r}")
+        of_batch = self.with_equal_batch()
         if isinstance(encoding, Encoding):
-            if self.query_positions is not None or self.key_positions is not None:
+            if has_positions:
                 raise ValueError("encoding is bound to positions already: pass it without positions, or pass a scheme")
-            encoding.check(self.query, self.key)
+            encoding.check(of_batch.query, of_batch.key)
             encoding.check_token_doors(query, key)  # as they came: an expanded tensor has no mark
-            return encoding
-        if (
-            POSITIONS_REQUIRED_BY
-            and encoding is not None
-            and self.query_positions is None
-            and self.key_positions is None
-        ):
+            return of_batch
+        if POSITIONS_REQUIRED_BY and encoding is not None and not has_positions:
             raise ValueError(POSITIONS_REQUIRED_BY[-1])
-        if self.align is None and query.size(2) > key.size(2) and self._reads_positions(encoding):
+        if align is None and query.size(2) > key.size(2) and self._reads_positions(encoding):
             raise ValueError(
                 f"queries are by default the last of the keys, but there are {query.size(2)} queries and "
                 f"{key.size(2)} keys: pass query_positions and key_positions, align='upper_left' where both begin at "
                 "position 0, or align='lower_right' where both end at the same"
             )
-        positions = default_positions(query, key, self.query_positions, self.key_positions, self.align)
+        positions = default_positions(query, key, self.query_positions, self.key_positions, align)
         with nullcontext() if torch.compiler.is_compiling() else live():  # for this call alone
             made = of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
-        made.check(self.query, self.key)
+        made.check(of_batch.query, of_batch.key)
         made.check_token_doors(query, key)
-        return made
+        return of_batch._replace(encoding=made)
 
-    def _share_batch(self) -> None:
-        """Expands those of query, key and value that have a batch of 1 to the others' batch, as PyTorch does."""
+    def with_equal_batch(self) -> Request:
+        """The request with those of query, key and value that have a batch of 1 expanded to the others' batch, as
+        PyTorch does."""
+        if self.query.size(0) == self.key.size(0) == self.value.size(0):
+            return self
         tensors = {"query": self.query, "key": self.key, "value": self.value}
         like, batch = next(((name, x.size(0)) for name, x in tensors.items() if x.size(0) != 1), ("query", 1))
         for name, x in tensors.items():
             if not one_or(x.size(0), batch):
                 raise ValueError(f"{name} must have batch {batch} like {like}, or 1, got {x.size(0)}")
-        self.query, self.key, self.value = (x.expand(batch, -1, -1, -1) for x in tensors.values())
+        query, key, value = (x.expand(batch, -1, -1, -1) for x in tensors.values())
         norms = self.key_norms
         if isinstance(norms, Tensor) and norms.dim() == 3 and norms.size(0) == 1:
-            self.key_norms = norms.expand(batch, -1, -1)
+            norms = norms.expand(batch, -1, -1)
+        return self._replace(query=query, key=key, value=value, key_norms=norms)
 
     def _reads_positions(self, scheme: Scheme | None) -> bool:
         """Whether the call is without positions, and its result depends on them."""
         if (self.query_positions, self.key_positions) != (None, None):
             return False
         terms = [] if scheme is None else [part for part in bare_parts(scheme) if part.doors and part.reads_positions]
-        return self.is_causal or self.window is not None or len(terms) > 0
+        return self.options.is_causal or self.options.window is not None or len(terms) > 0
 
-    def settled(self, encoding: Encoding) -> dict[str, Any]:
+    def settled(self) -> dict[str, Any]:
         """The fields of the call that are the same for every call with the same arguments, apart from the numbers in
-        their tensors. Raises the errors of all arguments but the encoding."""
-        query, key, attn_mask, scale, window = self.query, self.key, self.attn_mask, self.scale, self.window
+        their tensors. Raises the errors of the arguments that `bound` does not check."""
+        encoding, query, key, attn_mask, options = self.encoding, self.query, self.key, self.attn_mask, self.options
+        assert isinstance(encoding, Encoding)
+        options.check()
         if attn_mask is not None:
             _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
-        if not _is_number(self.dropout_p) or not 0 <= self.dropout_p < 1:
-            raise ValueError(f"dropout_p must be within [0, 1), got {shown(self.dropout_p)}")
-        if scale is None:
-            scale = encoding.scale if encoding.scale is not None else 1 / math.sqrt(query.size(-1))
-        elif not _is_number(scale) or not -math.inf < scale < math.inf:
-            raise ValueError(f"scale must be a finite number or None, got {shown(scale)}")
         if attn_mask is not None and attn_mask.is_floating_point() and gives_weights(encoding.pieces):
             raise ValueError(
                 "attn_mask must be bool, True = may attend, where scores are logarithms of weights that are not "
@@ -141,42 +164,40 @@ class Request:
         _check_sinks(self.sinks, query)
         if self.sinks is not None and gives_weights(encoding.pieces):
             raise ValueError(f"sinks must be None for a scheme whose weights do not sum to 1, got {shown(self.sinks)}")
-        flag: object = self.is_causal
-        if not isinstance(flag, torch.SymBool):  # under torch.compile
-            check_flag("is_causal", flag)
-        check_flag("enable_gqa", self.enable_gqa)
-        check_flag("return_lse", self.return_lse)
-        if isinstance(window, Chunk):
-            encoding, window = encoding.in_chunks(window.size), None
-        left, right = check_window(window)
         _check_norms(self.key_norms, key)
         encoding.check_trained(query, key)
+        scale, window, skip_below = options.scale, options.window, options.skip_below
+        if scale is None:
+            scale = encoding.scale if encoding.scale is not None else 1 / math.sqrt(query.size(-1))
+        if isinstance(window, Chunk):
+            encoding, window = encoding.in_chunks(window.size), None
+        if skip_below is None:
+            skip_below = skipped_by_default(torch.promote_types(query.dtype, torch.float32))
         banded = encoding.banded
         return {
             "query_positions": encoding.query_positions,
             "key_positions": encoding.key_positions,
             "pieces": encoding.pieces,
             "values": encoding.values,
-            "visibility": Visibility(self.is_causal, left, right),
-            "dropout_p": self.dropout_p,
+            "visibility": Visibility(options.is_causal, *check_window(window)),
+            "dropout_p": options.dropout_p,
             "scale": scale,
-            "return_lse": self.return_lse or self.sinks is not None or gives_weights(encoding.pieces),
+            "return_lse": options.return_lse or self.sinks is not None or gives_weights(encoding.pieces),
             "heads": encoding.context.heads,
-            "skip_below": _share(self.skip_below, query.dtype),
+            "skip_below": skip_below,
             "chunk": None if banded is None else banded.chunk,
             "rotation": _deferred(encoding, query, key),
         }
 
-    def call(self, encoding: Encoding, settled: Mapping[str, Any], store: dict[str, Any] | None = None) -> Call:
+    def call(self, settled: Mapping[str, Any], store: dict[str, Any] | None = None) -> Call:
         """The call, of what is `settled` and this request's tensors. Values are rotated, and so are queries and keys
         (for each band of distances, where the encoding has bands) unless their rotation is left to the backend."""
-        if not self.query.size(0) == self.key.size(0) == self.value.size(0):  # with a plan, which `bind` does not make
-            self._share_batch()
-        query, key, value = self.query, self.key, self.value
+        encoding, query, key, value = self.encoding, self.query, self.key, self.value
+        assert isinstance(encoding, Encoding)
         attn_mask = self.attn_mask
         if attn_mask is not None:
             attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
-        if is_autocast(query):  # as PyTorch's own attention does
+        if compat.is_autocast(query):  # as PyTorch's own attention does
             query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
         call = Call(
             query,
@@ -190,15 +211,15 @@ class Request:
         ).with_store(store)
         return _rotated(call, encoding).with_store(store) if encoding.rotations else call
 
-    def checked(self) -> tuple[Encoding, dict[str, Any], Call]:
-        """The encoding, what is `settled`, and the call. Raises the errors of `attention`, or of `logits`."""
-        encoding = self.bind()
-        settled = self.settled(encoding)
-        call = self.call(encoding, settled)
-        if not self.are_logits:
-            _check_direction(call, encoding.looks_back)
-            _check_value_door(call)
-        return encoding, settled, call
+    def checked(self) -> tuple[Request, dict[str, Any], Call]:
+        """The request with its encoding, what is `settled`, and the call. Raises the errors of `attention`."""
+        request = self.bound()
+        settled = request.settled()
+        call = request.call(settled)
+        assert isinstance(request.encoding, Encoding)
+        _check_direction(call, request.encoding.looks_back)
+        _check_value_door(call)
+        return request, settled, call
 
 
 def _rotated(call: Call, encoding: Encoding) -> Call:
@@ -291,21 +312,8 @@ def default_positions(
     return query_positions, key_positions
 
 
-def is_autocast(x: Tensor) -> bool:
-    """Whether autocast would cast x: it does not cast float64."""
-    return x.dtype != torch.float64 and compat.is_autocast(x)
-
-
 def _is_number(value: object) -> bool:
     return is_number(value) or isinstance(value, (torch.SymInt, torch.SymFloat))
-
-
-def _share(skip_below: float | None, dtype: torch.dtype) -> float:
-    if skip_below is None:
-        return skipped_by_default(torch.promote_types(dtype, torch.float32))
-    if not is_number(skip_below) or not 0 <= skip_below < 1:
-        raise ValueError(f"skip_below must be within [0, 1), or None for 2**-32, got {shown(skip_below)}")
-    return skip_below
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -323,7 +331,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
         if x.device != query.device:
             raise ValueError(f"{name} must be on {query.device} like query, got {x.device}")
-        if x.dtype != query.dtype and not (is_autocast(query) and is_autocast(x)):
+        if x.dtype != query.dtype and not (compat.is_autocast(query) and compat.is_autocast(x)):
             raise ValueError(f"{name} must be {query.dtype} like query, got {x.dtype}")
     if query.size(-1) == 0:
         raise ValueError(f"query must have a head_dim above 0, got {tuple(query.shape)}")

@@ -319,6 +319,12 @@ class Encoding:
             if x.device != positions.device:
                 raise ValueError(f"{name} is on {x.device}, but the encoding's positions are on {positions.device}")
 
+    def _check_usable(self, query: Tensor, key: Tensor) -> None:
+        """ValueError for what may have changed since the same encoding was checked with tensors of the same shapes."""
+        self.check_fresh()
+        check_values(self._made_with)
+        self.check_token_doors(query, key)
+
     def check_fresh(self) -> None:
         """ValueError if a parameter changed, or what its gradient needs was freed, after the encoding was made."""
         check_fresh(self._made_with)

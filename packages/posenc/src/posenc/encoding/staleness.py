@@ -101,8 +101,8 @@ _LIVE = ContextVar("_LIVE", default=False)
 
 @contextmanager
 def live() -> Iterator[None]:
-    """A context in which the terms of new encodings read the parameters themselves: for encodings of one call, and for
-    a caller that binds anew when something else has changed."""
+    """A context in which the terms of new encodings read the parameters themselves, and do not refer to their scheme:
+    for encodings of one call, and for a caller that binds anew when something else has changed."""
     before = _LIVE.set(True)
     try:
         yield
@@ -129,7 +129,11 @@ def by_value(module: M, device: torch.device, is_read: bool) -> tuple[M, MadeWit
                 f"{type(module).__name__} must be on {device} like the positions, got parameters on {p.device}: move "
                 "the scheme with the model, and make positions with device= or positions.to(device)"
             )
-    if not is_read or _LIVE.get() or not any(True for _ in _tensors(module)):
+    if not is_read:
+        return module, made_with(held)
+    if _LIVE.get():
+        return _copied(module, {x: x for x in _tensors(module)}), made_with(held)
+    if not any(True for _ in _tensors(module)):
         return module, made_with(held)
     copies: dict[Tensor, Tensor] = {}
     # A copy made without autograd would train nothing.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.backends.attention import attention as posenc_attention
+from posenc.backends.api import attention as posenc_attention
 from posenc.huggingface.attention import EAGER, REFUSED, attention
 from posenc.huggingface.masks import WITHIN, Visible, mask
 from posenc.huggingface.variants import LayerDeBERTa, LayerSwinV2

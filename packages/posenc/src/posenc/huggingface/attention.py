@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import shown
-from posenc.backends.attention import attention as posenc_attention
+from posenc.backends.api import attention as posenc_attention
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pieces import Distance, Function
 from posenc.huggingface.masks import WITHIN, Visible

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check_flag, check_type
-from posenc.backends.attention import attention
+from posenc.backends.api import attention
 from posenc.backends.plan import check
 from posenc.backends.request import Request
 from posenc.encoding.context import NOTHING, Features, Projected, check_wanted, continued, made
@@ -52,7 +52,7 @@ class LayerCall:
 
     def check(self, encoding: Encoding) -> None:
         """Raises the errors of `attend`, and computes nothing. What it finds is kept for `attend`."""
-        check(Request(query_positions=None, key_positions=None, **self._arguments(encoding)), self.backend)
+        check(Request.of(**self._arguments(encoding), backend=self.backend))
 
     def attend(self, encoding: Encoding, key_norms: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Attention by an encoding of these queries and keys, with their features."""

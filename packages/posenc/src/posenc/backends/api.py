@@ -16,14 +16,12 @@ from torch import Tensor
 from posenc import compat
 from posenc.arguments import instead_of
 from posenc.backends import bands
-from posenc.backends.bands import sink_of
 from posenc.backends.call import Call, sliced
-from posenc.backends.choice import Explanation
-from posenc.backends.plan import made, planned
+from posenc.backends.choose import Explanation
+from posenc.backends.plan import attend
 from posenc.backends.reference import dense_logits
-from posenc.backends.request import FOR_PADDING, Align, Request
+from posenc.backends.request import FOR_PADDING, Align, Options, Request
 from posenc.encoding.encoding import Encoding
-from posenc.encoding.pieces import gives_weights
 from posenc.lowering.forms import added
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Window
@@ -110,31 +108,10 @@ def attention(
     """
     if misplaced or unknown:
         raise _refused(attention, misplaced, unknown)
-    asked = Request(
-        query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, window, sinks, dropout_p,
-        scale, enable_gqa, return_lse, skip_below, key_norms, align=align,
-    )  # fmt: skip
-    plan, plan_key = planned(asked, backend)
-    if plan is not None and plan.direct is not None:
-        found = plan.direct(query, key, value)
-        if found is not None:
-            return found if return_lse else found[0]  # type: ignore[return-value]  # then there is a log-sum-exp
-    if plan is None:
-        bound, call, plan = made(asked, backend, plan_key)
-    else:
-        assert isinstance(asked.encoding, Encoding)
-        bound = asked.encoding
-        call = asked.call(bound, plan.settled, plan.store)
-    # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
-    with compat.without_autocast(query):
-        out, lse = plan.run(call)
-        if gives_weights(call.pieces):
-            assert lse is not None
-            out = (out.to(lse.dtype) * lse.exp()[..., None]).to(out.dtype)  # undo the normalization
-        if sinks is not None:
-            assert lse is not None
-            out, lse = _with_sinks(out, lse, sinks)
-        out = bound.rotate_output(out) if bound.rotations else out
+    options = Options(is_causal, align, window, dropout_p, scale, enable_gqa, backend, return_lse, skip_below)
+    out, lse = attend(
+        Request(query, key, value, encoding, query_positions, key_positions, attn_mask, sinks, key_norms, options)
+    )
     if not return_lse:
         return out
     assert lse is not None
@@ -154,12 +131,6 @@ def _refused(function: Callable[..., Any], misplaced: tuple[object, ...], unknow
         return TypeError(f"{function.__name__} has no argument {argument!r}; {FOR_PADDING}")
     known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return TypeError(f"{function.__name__} has no argument {argument!r}{instead_of(argument, known)}")
-
-
-def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp with an extra logit in every row's softmax: out sigmoid(lse - sink)."""
-    sink = sink_of(sinks, lse)
-    return (out.to(lse.dtype) * (lse - sink).sigmoid()[..., None]).to(out.dtype), torch.logaddexp(lse, sink)
 
 
 def logits(
@@ -182,13 +153,10 @@ def logits(
     """
     if misplaced or unknown:
         raise _refused(logits, misplaced, unknown)
-    asked = Request(
-        query, key, key, encoding, query_positions, key_positions, is_causal=is_causal, window=window, scale=scale,
-        are_logits=True, align=align,
-    )  # fmt: skip
-    *_, call = asked.checked()
+    options = Options(is_causal, align, window, scale=scale)
+    request = Request(query, key, key, encoding, query_positions, key_positions, options=options).bound()
     with compat.without_autocast(query):
-        return dense_logits(call.rotated())
+        return dense_logits(request.call(request.settled()).rotated())
 
 
 def explain(
@@ -197,22 +165,10 @@ def explain(
     value: Float[Tensor, "batch kv_heads keys value_dim"],
     encoding: Encoding | Scheme | None = None,
     *misplaced: None,
-    query_positions: Positions | None = None,
-    key_positions: Positions | None = None,
-    attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
-    is_causal: bool = False,
-    align: Align | None = None,
-    window: Window = None,
-    sinks: Float[Tensor, " heads"] | Float[Tensor, "batch heads queries"] | None = None,
-    dropout_p: float = 0.0,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    return_lse: bool = False,
-    skip_below: float | None = None,
-    key_norms: Float[Tensor, "batch kv_heads keys"] | None = None,
-    **unknown: None,
+    **options: Any,
 ) -> Explanation:
-    """Which backend `attention` uses for these arguments, why, and why the others cannot run them.
+    """Which backend `attention` uses for these arguments, those of `attention` but ``backend``, why, and why the others
+    cannot run them.
 
     Raises the errors that `attention` raises, including those for a wrong number of heads or a distance beyond a table.
     Computes nothing of the size of the scores; on the CPU it may run the race that decides (docs/performance.md).
@@ -220,15 +176,22 @@ def explain(
     >>> print(posenc.explain(q, k, v, posenc.ALiBi(12), is_causal=True))
     native: every term depends on distance, and the kernel computes the scores on the fly
     """
-    if misplaced or unknown:
-        raise _refused(explain, misplaced, unknown)
-    asked = Request(
-        query, key, value, encoding, query_positions, key_positions, attn_mask, is_causal, window, sinks, dropout_p,
-        scale, enable_gqa, return_lse, skip_below, key_norms, align=align,
-    )  # fmt: skip
-    *_, call = asked.checked()
+    if misplaced or not options.keys() <= EXPLAINED:
+        raise _refused(explain, misplaced, {name: x for name, x in options.items() if name not in EXPLAINED})
+    *_, call = Request.of(query=query, key=key, value=value, encoding=encoding, **options).checked()
     _bind_pairs(call)
     return bands.explain(call)
+
+
+def _explained() -> inspect.Signature:
+    """The signature of `explain`: that of `attention` without the backend."""
+    signature = inspect.signature(attention)
+    parameters = [x for x in signature.parameters.values() if x.name not in ("backend", "unknown")]
+    return signature.replace(parameters=parameters, return_annotation="Explanation")
+
+
+explain.__signature__ = _explained()  # type: ignore[attr-defined]
+EXPLAINED = {x.name for x in _explained().parameters.values() if x.kind is x.KEYWORD_ONLY}
 
 
 @torch.no_grad()
