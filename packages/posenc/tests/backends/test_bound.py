@@ -204,8 +204,12 @@ OTHER_ATTRIBUTES: list[Callable[[Any], Any]] = [
 def test_what_is_changed_is_read(change: Callable[[Any], Any]) -> None:
     scheme = T5(HEADS) if change in OTHERS else RoPE(HEAD_DIM) + ALiBi(HEADS)
     layer = drawn(requires_grad=True)
+    with torch.no_grad():
+        old = attend(layer, scheme)
     before = attend(layer, scheme)
     change(scheme)
+    with torch.no_grad():
+        assert not torch.equal(attend(layer, scheme), old)
     found = attend(layer, scheme)
     same(found, fresh(layer, scheme))
     assert not torch.equal(found, before)

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -29,8 +29,8 @@ def drawn(*shape: int, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
     return query, key, value
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+@contextmanager
+def noting() -> Iterator[list[Request]]:
     """The requests that a plan was made for."""
     requests: list[Request] = []
     checked = Request.checked
@@ -39,8 +39,15 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
         requests.append(self)
         return checked(self)
 
-    monkeypatch.setattr(Request, "checked", noted)
-    return requests
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Request, "checked", noted)
+        yield requests
+
+
+@pytest.fixture
+def made() -> Iterator[list[Request]]:
+    with noting() as requests:
+        yield requests
 
 
 # --- what it depends on -----------------------------------------------------------------------------------------------
@@ -92,19 +99,38 @@ CHANGES = [*OPTIONS, *TENSORS, *STATES]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_plan_is_made_anew_for_another(change: str, made: list[Request]) -> None:
+def test_a_plan_is_made_anew_for_another(change: str) -> None:
     encoding, before = ALiBi(HEADS, form="bidirectional")(Positions.arange(TOKENS)), drawn()
     how = {"is_causal": True, **OPTIONS.get(change, {})}
     layer = TENSORS.get(change, before)
-    posenc.attention(*before, encoding, is_causal=True)
-    with STATES.get(change, nullcontext)():
-        torch.manual_seed(0)
-        found = posenc.attention(*layer, encoding, **how)
-        assert len(made) == 2
-        torch.manual_seed(0)
-        fresh = posenc.attention(*layer, ALiBi(HEADS, form="bidirectional")(Positions.arange(TOKENS)), **how)
-        torch.testing.assert_close(found, fresh, rtol=0, atol=0)
-    assert len(made) == 3
+    with noting() as made:
+        posenc.attention(*before, encoding, is_causal=True)
+        with STATES.get(change, nullcontext)():
+            torch.manual_seed(0)
+            found = posenc.attention(*layer, encoding, **how)
+            assert len(made) == 2
+            torch.manual_seed(0)
+            fresh = posenc.attention(*layer, ALiBi(HEADS, form="bidirectional")(Positions.arange(TOKENS)), **how)
+            torch.testing.assert_close(found, fresh, rtol=0, atol=0)
+        assert len(made) == 3
+
+
+def test_an_option_of_another_type_is_checked_where_a_plan_is_kept() -> None:
+    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
+    posenc.attention(*layer, encoding, is_causal=True)
+    with pytest.raises(ValueError, match="is_causal must be True or False, got 1"):
+        posenc.attention(*layer, encoding, is_causal=1)  # type: ignore[arg-type]  # True == 1
+
+
+def test_a_plan_is_made_anew_where_other_parameters_learn() -> None:
+    scheme, layer = T5(HEADS), drawn(requires_grad=True)
+    encoding = scheme(Positions.arange(TOKENS))
+    for learns in (True, False):
+        with noting() as made:
+            scheme.requires_grad_(learns)
+            out = posenc.attention(*layer, encoding, is_causal=True)
+        assert isinstance(out, Tensor)
+        assert len(made) == 1
 
 
 # --- parameters, features and positions -------------------------------------------------------------------------------

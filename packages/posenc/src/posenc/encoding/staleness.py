@@ -246,4 +246,3 @@ def _bits(x: Tensor) -> Tensor:
 def version_of(parameter: Tensor) -> int:
     """The version counter, which inference tensors do not have."""
     return -1 if parameter.is_inference() else parameter._version
-
