@@ -89,12 +89,13 @@ def explain(call: Call) -> choose.Explanation:
     """The explanation of a call's backend for "auto", and of every band."""
     if not call.bands:
         return choose.explain(call)
+    parts = calls(call)
     if _is_dense(call):
         why = "distant pairs are rotated differently, and there are few enough scores to compute all bands densely"
-        return choose.Explanation("reference", why, _refusals(calls(call)))
-    bands = tuple((name, choose.explain(band)) for name, band in calls(call))
+        return choose.Explanation("reference", why, _refusals(parts))
+    bands = tuple((name, choose.explain(band)) for name, band in parts)
     names = " + ".join(dict.fromkeys(each.backend for _, each in bands))
-    picked = "by a mask" if any(band.attn_mask is not call.attn_mask for _, band in calls(call)) else "by positions"
+    picked = "by a mask" if any(band.attn_mask is not call.attn_mask for _, band in parts) else "by positions"
     why = f"{names}: distant pairs are rotated differently, so each band is a separate call, its pairs selected "
     return choose.Explanation(names, f"{why}{picked}, and they are merged by log-sum-exp", {}, bands=bands)
 
