@@ -3,7 +3,7 @@
 Builds the best level of this processor that the compiler knows, since that is quick. POSENC_KERNEL=all builds every
 level, for a wheel that is given away; POSENC_KERNEL=v3,baseline these levels, and POSENC_KERNEL=0 none. A processor
 without the level of a library does not load it. A wheel with libraries says which platform it runs on. Where there is
-no compiler, or it fails, posenc is built without: it has slower ways to run everything.
+no compiler, or it fails, posenc is built without: slower backends run everything.
 """
 
 from __future__ import annotations

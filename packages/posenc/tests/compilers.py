@@ -24,7 +24,7 @@ from posenc.backends.native import build
 from posenc.backends.native.build import Level
 from posenc.backends.native.proof import PRECISIONS, failures
 from tests.backends import foreign
-from tests.backends.planted import built, compiled
+from tests.backends.planted_bugs import built, compiled
 
 COMPILERS = ("g++-11", "g++-12", "g++-13", "clang++")
 QUICK = (("g++", "clang++"), ("v4", "skylake-avx512"), ("float",))

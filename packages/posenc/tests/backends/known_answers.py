@@ -1,4 +1,4 @@
-"""The answers that the kernel must know, by the reference backend: `python -m tests.backends.known_answers` writes them
+"""The known answers of the kernel, by the reference backend: `python -m tests.backends.known_answers` writes them
 to `posenc/backends/native/known.json`."""
 
 import json
@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from posenc.backends.call import Call
-from posenc.backends.native.proof import BLIND, BREAKS, FIXED, IN_DOUBLE, KNOWN, Question, measured, named, questions
+from posenc.backends.native.proof import (
+    BREAKPOINTS,
+    IN_DOUBLE,
+    KNOWN_ANSWERS,
+    MASKED_LSE,
+    WITHOUT_GRADIENT,
+    KnownAnswerCase,
+    answers_by_name,
+    cases,
+    fingerprint,
+)
 from posenc.backends.reference import REFERENCE
 from posenc.encoding.pieces import AddedVector, Bias, CumulativeBias, Distance, Function, Piece, RelativeDot, Value
 from posenc.schemes.distance_aware import rescaled
@@ -24,93 +34,93 @@ def by_distance(table: Tensor, low: int) -> Callable[[Tensor], Tensor]:
     return lambda r: table[:, (r - low).clamp(0, table.size(1) - 1)]
 
 
-def pieces(ask: Question, x: dict[str, Tensor]) -> tuple[list[Piece], list[Value]]:
-    """The terms of a question as a scheme would say them, of these tensors."""
-    _, lows, (function, is_last) = ask.given
+def score_terms(case: KnownAnswerCase, x: dict[str, Tensor]) -> tuple[list[Piece], list[Value]]:
+    """The terms of a case as a scheme would state them, of these tensors."""
+    _, lows, (function, is_last) = case.operands
     at = {name: by_distance(x[name], low) for name, low in lows.items() if name != "plane"}
-    found: list[Piece] = []
+    terms: list[Piece] = []
     if "vectors" in x:
-        found.append(RelativeDot(at["vectors"], LINE, feature="meeting" if "meeting" in x else None))
+        terms.append(RelativeDot(at["vectors"], LINE, feature="meeting" if "meeting" in x else None))
     if "key_vectors" in x:  # the kernel's are scaled
-        found.append(RelativeDot(lambda r: at["key_vectors"](r) / ask.place.scale, LINE, side="key"))
+        terms.append(RelativeDot(lambda r: at["key_vectors"](r) / case.geometry.scale, LINE, side="key"))
     if "bias" in x:
-        found.append(Bias(lambda r: at["bias"](r)[..., 0], LINE))
+        terms.append(Bias(lambda r: at["bias"](r)[..., 0], LINE))
     if "shift" in x:
-        found.append(AddedVector("Known", query=x["shift"][None, :, None]))
+        terms.append(AddedVector("Known", query=x["shift"][None, :, None]))
     if "query_clock" in x:
-        found.append(CumulativeBias("clock"))
+        terms.append(CumulativeBias("clock"))
     if "lines" in x:
-        found.append(Function(lambda score: score + broken(ask, x)))
-    found += planar(ask, x)
+        terms.append(Function(lambda score: score + piecewise_linear(case, x)))
+    terms += planar(case, x)
     if function:
         f = Function((rescaled, capped)[function - 1], lambda r: (at["factor"](r)[..., 0],), LINE)
-        found.insert(len(found) if is_last else 0, f)
-    return found, [Value(at["values"], LINE)] if "values" in x else []
+        terms.insert(len(terms) if is_last else 0, f)
+    return terms, [Value(at["values"], LINE)] if "values" in x else []
 
 
-def broken(ask: Question, x: dict[str, Tensor]) -> Tensor:
+def piecewise_linear(case: KnownAnswerCase, x: dict[str, Tensor]) -> Tensor:
     """l x + m of every pair, with x = away(r) share and (l, m) that of its line."""
-    r = ask.key_positions.coords[:, None] - ask.query_positions.coords[:, :, None]
-    place = (r - ask.reach[0]).clamp(0, x["away"].size(1) - 1)
-    there = x["away"][0, :, 0][place] * x["share"][..., None]
-    line = torch.bucketize(there.detach(), torch.tensor(BREAKS, dtype=there.dtype))
+    r = case.key_positions.coords[:, None] - case.query_positions.coords[:, :, None]
+    entry = (r - case.distance_range[0]).clamp(0, x["away"].size(1) - 1)
+    along = x["away"][0, :, 0][entry] * x["share"][..., None]
+    line = torch.bucketize(along.detach(), torch.tensor(BREAKPOINTS, dtype=along.dtype))
     slope, start = (x["lines"][:, :, n][:, line].movedim(1, 0) for n in (0, 1))
-    return slope * there[:, None] + start
+    return slope * along[:, None] + start
 
 
-def planar(ask: Question, x: dict[str, Tensor]) -> list[Piece]:
+def planar(case: KnownAnswerCase, x: dict[str, Tensor]) -> list[Piece]:
     """What goes by two coordinates."""
-    low = ask.reach[0]
-    found: list[Piece] = []
+    low = case.distance_range[0]
+    terms: list[Piece] = []
     if "plane" in x:
-        found.append(Bias(lambda r: x["plane"][:, r[..., 0] - low, r[..., 1] - low], Distance("Known", None, 2)))
+        terms.append(Bias(lambda r: x["plane"][:, r[..., 0] - low, r[..., 1] - low], Distance("Known", None, 2)))
     for axis, name in enumerate(("by_row", "by_column")):
         if name in x:  # its numbers meet vectors of which each picks one
             picks = torch.eye(x[name].size(-1), dtype=x[name].dtype)[None]
-            found.append(RelativeDot(by_distance(picks, low), Distance("Known", axis, 2), feature=name))
-    return found
+            terms.append(RelativeDot(by_distance(picks, low), Distance("Known", axis, 2), feature=name))
+    return terms
 
 
-def turn(ask: Question, x: Tensor, given: dict[str, Tensor], side: str) -> Tensor:
-    """x with pairs of channels turned by angles, from a channel on."""
-    if not ask.rotation:
+def rotate(case: KnownAnswerCase, x: Tensor, operands: dict[str, Tensor], side: str) -> Tensor:
+    """x with pairs of channels rotated by angles, from a channel on."""
+    if not case.rotation:
         return x
-    first, is_interleaved = ask.rotation
-    cos, sin = given[f"{side}_cos"], given[f"{side}_sin"]
+    first, is_interleaved = case.rotation
+    cos, sin = operands[f"{side}_cos"], operands[f"{side}_sin"]
     pairs = cos.size(-1)
     numbers = first + torch.arange(2 * pairs)
     one, other = numbers.view(pairs, 2).T if is_interleaved else numbers.view(2, pairs)
     left, right = x[..., one], x[..., other]
-    turned = torch.cat((left * cos - right * sin, left * sin + right * cos), -1)
-    return x.index_copy(-1, torch.cat((one, other)), turned)
+    rotated = torch.cat((left * cos - right * sin, left * sin + right * cos), -1)
+    return x.index_copy(-1, torch.cat((one, other)), rotated)
 
 
-def answers(ask: Question, dtype: torch.dtype = torch.float64, times: float = 1.0) -> dict[str, Tensor]:
-    """What the reference makes of a question in this precision, by name. Gradients are computed of so many ``times``
+def answers(case: KnownAnswerCase, dtype: torch.dtype = torch.float64, times: float = 1.0) -> dict[str, Tensor]:
+    """The answers of the reference to a case in this precision, by name. Gradients are computed of so many ``times``
     those that are asked for, and divided again: which rounds otherwise."""
-    query, key, value = (ask.tensors[name].to(dtype) for name in ("query", "key", "value"))
-    dout, dlse = ((times * ask.tensors[f"gradient of the {name}"]).to(dtype) for name in ("output", "log-sum-exp"))
-    given = {name: x.to(dtype) if x.is_floating_point() else x for name, x in ask.given[0].items()}
-    given |= {name: given[name].double() for name in IN_DOUBLE if name in given and "clock" in name}
+    query, key, value = (case.tensors[name].to(dtype) for name in ("query", "key", "value"))
+    dout, dlse = ((times * case.tensors[f"gradient of the {name}"]).to(dtype) for name in ("output", "log-sum-exp"))
+    operands = {name: x.to(dtype) if x.is_floating_point() else x for name, x in case.operands[0].items()}
+    operands |= {name: operands[name].double() for name in IN_DOUBLE if name in operands and "clock" in name}
     leaves = {"query": query, "key": key, "value": value}
-    leaves |= {name: x for name, x in given.items() if name not in FIXED}
+    leaves |= {name: x for name, x in operands.items() if name not in WITHOUT_GRADIENT}
     leaves = {name: x.clone().requires_grad_() for name, x in leaves.items()}
-    found, values = pieces(ask, leaves)
-    turned = {side: turn(ask, leaves[side], given, side) for side in ("query", "key")}
+    terms, values = score_terms(case, leaves)
+    rotated = {side: rotate(case, leaves[side], operands, side) for side in ("query", "key")}
     clocks = [{"clock": leaves[f"{side}_clock"]} if f"{side}_clock" in leaves else {} for side in ("query", "key")]
     features = {name: leaves[name] for name in ("meeting", "by_row", "by_column") if name in leaves}
     call = Call(
-        turned["query"],
-        turned["key"],
+        rotated["query"],
+        rotated["key"],
         leaves["value"],
-        ask.query_positions,
-        ask.key_positions,
-        tuple(found),
+        case.query_positions,
+        case.key_positions,
+        tuple(terms),
         tuple(values),
         None,
-        ask.place.visibility,
+        case.geometry.visibility,
         0.0,
-        ask.place.scale,
+        case.geometry.scale,
         True,
         query_features={**clocks[0], **features},
         key_features=clocks[1],
@@ -120,22 +130,22 @@ def answers(ask: Question, dtype: torch.dtype = torch.float64, times: float = 1.
         (out, lse), list(leaves.values()), (dout, dlse.masked_fill(lse == -torch.inf, 0.0)), materialize_grads=True
     )
     gradients = [gradient.double() / times for gradient in gradients]
-    return named(out.detach(), lse.detach(), dict(zip(leaves, gradients, strict=True)))
+    return answers_by_name(out.detach(), lse.detach(), dict(zip(leaves, gradients, strict=True)))
 
 
-def known(ask: Question) -> dict[str, list[float]]:
-    """What is kept of a question: of every answer x projection and length; ``off``, how far single precision is off, in
+def known(case: KnownAnswerCase) -> dict[str, list[float]]:
+    """What is stored of a case: of every answer x its projection and norm; ``off``, how far single precision is off, in
     roundings, the furthest of three ways to round, as a gradient that is a single number may be right by chance in one;
     and ``least``: a weight e^(s - lse) is off by the rounding of both, relatively, which a reference that keeps no
     log-sum-exp does not show, so (1 + the greatest log-sum-exp) |x|. The last two are rounded up to powers of two."""
-    found, single = answers(ask), [answers(ask, torch.float32, times) for times in (1.0, 1.1, 1.3)]
-    seen = found["log-sum-exp"] != BLIND
-    greatest = 1 + found["log-sum-exp"][seen].abs().max().item()
-    kept = {}
-    for name, x in found.items():
+    exact, single = answers(case), [answers(case, torch.float32, times) for times in (1.0, 1.1, 1.3)]
+    is_visible = exact["log-sum-exp"] != MASKED_LSE
+    greatest = 1 + exact["log-sum-exp"][is_visible].abs().max().item()
+    stored = {}
+    for name, x in exact.items():
         off = max((one[name].double() - x).norm().item() for one in single) / SINGLE
-        kept[name] = [*measured(x), *map(rounded_up, (off, greatest * x.norm().item()))]
-    return kept
+        stored[name] = [*fingerprint(x), *map(rounded_up, (off, greatest * x.norm().item()))]
+    return stored
 
 
 def rounded_up(x: float) -> float:
@@ -143,10 +153,10 @@ def rounded_up(x: float) -> float:
 
 
 def text() -> str:
-    """The file, a question in each line."""
-    lines = (f"{json.dumps(ask.name)}: {json.dumps(known(ask))}" for ask in questions())
+    """The file, a case in each line."""
+    lines = (f"{json.dumps(case.name)}: {json.dumps(known(case))}" for case in cases())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 if __name__ == "__main__":
-    KNOWN.write_text(text())
+    KNOWN_ANSWERS.write_text(text())

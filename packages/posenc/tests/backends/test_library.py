@@ -21,7 +21,7 @@ import posenc
 from posenc import ALiBi, NoPE, RoPE
 from posenc.backends.native import build, library
 from posenc.backends.native.build import Level
-from posenc.backends.native.library import Found
+from posenc.backends.native.library import LoadedLibrary
 from posenc.command.cli import main
 
 V3, V4, BASELINE = (next(x for x in build.LEVELS["x86_64"] if x.name == name) for name in ("v3", "v4", "baseline"))
@@ -55,7 +55,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(library, "find", forgetful := lambda precision: find(precision))
     forgetful.cache_clear = lambda: None  # type: ignore[attr-defined]
     monkeypatch.setattr(library, "_load", library._load.__wrapped__)
-    library._WARNED.clear()
+    library._WARNINGS_SHOWN.clear()
     monkeypatch.setattr(library, "failures", lambda kernel, precision: ())
     return tmp_path
 
@@ -107,9 +107,9 @@ def path_of(level: Level, precision: str = "float") -> Path:
     return build.record_path(build.BUILT, precision, level.name, build.identity(precision, level))
 
 
-def taken(precision: str = "float") -> str | None:
+def level_in_use(precision: str = "float") -> str | None:
     found = library.find(precision)
-    return found.record.level if isinstance(found, Found) else None
+    return found.record.level if isinstance(found, LoadedLibrary) else None
 
 
 def refusal() -> str:
@@ -119,7 +119,7 @@ def refusal() -> str:
 # --- the processor ----------------------------------------------------------------------------------------------------
 
 
-def told(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
+def set_cpuinfo(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
     (folder / "cpuinfo").write_text(text)
     monkeypatch.setattr(build, "CPUINFO", folder / "cpuinfo")
     monkeypatch.setattr(build, "flags", build.flags.__wrapped__)
@@ -143,7 +143,7 @@ def test_levels_follow_from_what_linux_lists(
 ) -> None:
     flags = " ".join(["fpu", "sse2", *sorted(more)])
     text = f"processor\t: 0\nmodel name\t: A Processor\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: fpu\n"
-    told(monkeypatch, tmp_path, text)
+    set_cpuinfo(monkeypatch, tmp_path, text)
     monkeypatch.setattr(build, "machine", lambda: "x86_64")
     assert [level.name for level in build.runnable()] == levels
     assert [level.name for level in build.runnable("float")] == [x for x in levels if x not in ("amx", "bf16")]
@@ -169,13 +169,13 @@ def test_a_library_of_other_sources_is_not_taken(
 ) -> None:
     compiler()
     (record,) = built(V4)
-    assert taken() == "v4"
+    assert level_in_use() == "v4"
     sources = fresh / "sources"
     sources.mkdir()
     for path in build.sources():
         (sources / path.name).write_text(path.read_text())
     monkeypatch.setattr(build, "SOURCES", sources)
-    assert taken() == "v4"
+    assert level_in_use() == "v4"
     (sources / "call.h").write_text((sources / "call.h").read_text() + "\n")
     assert refusal() == NO_LIBRARY
     built(V3)
@@ -220,14 +220,14 @@ UNBUILT = [
 def test_what_keeps_it_from_being_built_is_said(
     spoil: Callable[[pytest.MonkeyPatch, Path], str], fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = spoil(monkeypatch, fresh)
+    message = spoil(monkeypatch, fresh)
     with pytest.raises(build.UnavailableError) as error:
         build.build(build.BUILT, [("float", V4)])
-    assert str(error.value).startswith(said)
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("before", "said"),
+    ("before", "message"),
     [
         (
             "echo 'x.h:9: error: no such vectors' >&2; exit 1",
@@ -238,12 +238,12 @@ def test_what_keeps_it_from_being_built_is_said(
         ("exit 0", "wrote no library"),
     ],
 )
-def test_a_level_that_does_not_compile_is_left_out(before: str, said: str, compiler: Callable[..., Path]) -> None:
+def test_a_level_that_does_not_compile_is_left_out(before: str, message: str, compiler: Callable[..., Path]) -> None:
     compiler(f'case "$*" in *-march=x86-64-v4*) {before};; esac')
     outcomes = build.build(build.BUILT, [("float", V4), ("float", V3)])
     assert [(one.level, one.reason is None) for one in outcomes] == [("v4", False), ("v3", True)]
-    assert str(outcomes[0].reason).endswith(said)
-    assert taken() == "v3"
+    assert str(outcomes[0].reason).endswith(message)
+    assert level_in_use() == "v3"
 
 
 def test_a_compiler_that_hangs_is_stopped_with_what_it_has_started(
@@ -329,23 +329,26 @@ SPOILED: list[tuple[Callable[[build.Record], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("spoil", "said"), SPOILED)
+@pytest.mark.parametrize(("spoil", "message"), SPOILED)
 def test_a_library_that_is_spoiled_is_refused_in_words(
-    spoil: Callable[[build.Record], object], said: str, compiler: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+    spoil: Callable[[build.Record], object],
+    message: str,
+    compiler: Callable[..., Path],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     compiler()
     record = built(V4, V3)[0]
-    said = said.format(file=library_of(record), json=path_of(V4))
+    message = message.format(file=library_of(record), json=path_of(V4))
     spoil(record)
-    assert taken() == "v3"
+    assert level_in_use() == "v3"
     warned = capfd.readouterr().err
-    assert warned.startswith(f"posenc's kernel: {said}")
+    assert warned.startswith(f"posenc's kernel: {message}")
     assert warned.count("not used") == 1
     path_of(V3).unlink()
-    assert refusal().startswith(said)
+    assert refusal().startswith(message)
     assert refusal().endswith(": `posenc kernel --build` builds one")
     built(V4)
-    assert taken() == "v4"  # built anew
+    assert level_in_use() == "v4"  # built anew
 
 
 def test_a_processor_that_the_system_holds_back_is_not_tried(
@@ -364,7 +367,7 @@ def test_a_processor_that_the_system_holds_back_is_not_tried(
     (record,) = built(V4)
     assert refusal().startswith(f"{record.file} needs the processor's matrix unit, which the system does not grant")
     built(V3)
-    assert taken() == "v3"
+    assert level_in_use() == "v3"
 
 
 def test_a_folder_that_may_not_execute_is_named(
@@ -378,8 +381,8 @@ def test_a_folder_that_may_not_execute_is_named(
     before = len(calls(log))
     capsys.readouterr()
     assert main(["kernel", "--build"]) == 1
-    said = f"{fresh / 'cache/posenc'} is mounted noexec: XDG_CACHE_HOME may name another cache"
-    assert capsys.readouterr().err == f"posenc: error: the kernel is not built: {said}\n"
+    message = f"{fresh / 'cache/posenc'} is mounted noexec: XDG_CACHE_HOME may name another cache"
+    assert capsys.readouterr().err == f"posenc: error: the kernel is not built: {message}\n"
     assert len(calls(log)) == before
 
 
@@ -406,13 +409,13 @@ def test_what_others_may_write_in_the_cache_is_not_trusted(
 ) -> None:
     compiler()
     build.build(library.cache(), [("float", V4)], build.machine_identity())
-    assert taken() == "v4"
+    assert level_in_use() == "v4"
     (path,) = fresh.glob(place)
     path.chmod(mode)
     monkeypatch.setattr(build, "_is_own_group", lambda number: mode == 0o2775)
     proofs: list[str] = []
     monkeypatch.setattr(library, "failures", lambda kernel, precision: proofs.append(precision) or ())
-    assert taken() == ("v4" if level else None)
+    assert level_in_use() == ("v4" if level else None)
     assert proofs == (["float"] if level == "proved again" else [])
     if level is None:
         assert (f"others may write to {path}, so nothing there is trusted" in refusal()) == path.is_file()
@@ -455,7 +458,7 @@ def test_the_first_call_that_would_have_used_a_library_warns_once(
     for dtype in (torch.float32, torch.float32, torch.float64):
         q = torch.randn(1, 2, tokens, 16, dtype=dtype)
         posenc.attention(q, q, q, scheme, is_causal=True)
-    assert capfd.readouterr().err == f"posenc takes slower ways on this CPU: {NO_LIBRARY}\n"
+    assert capfd.readouterr().err == f"posenc uses slower backends on this CPU: {NO_LIBRARY}\n"
     assert calls(log) == []
 
 
@@ -494,9 +497,9 @@ def test_a_library_that_is_wrong_is_set_aside_with_one_warning(
     wrong: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     what = "bias: gradient of the key; clocks; folds; and 1 more"
-    assert taken() == "v3"
+    assert level_in_use() == "v3"
     assert capfd.readouterr().err == SAID.format(by="copier 1.0", what=what) + "\n"
-    assert taken() == "v3"  # as another process would ask: what was proved is remembered
+    assert level_in_use() == "v3"  # as another process would ask: what was proved is remembered
     assert wrong == ["v4", "v3"]
     assert capfd.readouterr().err == ""
     path_of(V3).unlink()
@@ -506,44 +509,48 @@ def test_a_library_that_is_wrong_is_set_aside_with_one_warning(
     assert f"gives wrong answers as built by copier 1.0 ({what})" in explained.refusals["native"]
 
 
-def killed(ask: Callable[[], object], times: int) -> None:
+def stop_during_test(ask: Callable[[], object], times: int) -> None:
     """What remains of processes that ended within a proof: that it was begun."""
-    remember = library._remember
+    write_faults = library._write_faults
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "_remember", lambda stamp, told: library.BEGUN in told and remember(stamp, told))
+        patch.setattr(
+            library, "_write_faults", lambda stamp, faults: library.UNFINISHED in faults and write_faults(stamp, faults)
+        )
         for _ in range(times):
             ask()
 
 
-SET_ASIDE = "{file}: a self-test of this library crashed or was killed 3 times (`posenc kernel --test` runs it again)"
+CRASHED_LIBRARY = (
+    "{file}: a self-test of this library crashed or was killed 3 times (`posenc kernel --test` runs it again)"
+)
 
 
 def test_a_library_whose_proof_was_killed_three_times_is_set_aside(
     wrong: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     path_of(V3).unlink()
-    killed(lambda: library.find("float"), 3)
+    stop_during_test(lambda: library.find("float"), 3)
     assert wrong == ["v4"] * 3
     capfd.readouterr()
     found = library.load(path_of(V4))
-    assert isinstance(found, Found)
-    said = SET_ASIDE.format(file=found.path.name)
-    assert refusal() == f"{said}: `posenc kernel --build` builds one"
-    assert capfd.readouterr().err == f"posenc's kernel: {said}: not used\n"
+    assert isinstance(found, LoadedLibrary)
+    message = CRASHED_LIBRARY.format(file=found.path.name)
+    assert refusal() == f"{message}: `posenc kernel --build` builds one"
+    assert capfd.readouterr().err == f"posenc's kernel: {message}: not used\n"
     assert wrong == ["v4"] * 3
-    killed(lambda: library.faults(found, again=True), 1)
-    assert refusal().startswith(said)
-    assert len(library.faults(found, again=True)) == 4  # as `posenc kernel --test` asks
+    stop_during_test(lambda: library.faults(found, recompute=True), 1)
+    assert refusal().startswith(message)
+    assert len(library.faults(found, recompute=True)) == 4  # as `posenc kernel --test` asks
     assert "gives wrong answers as built by copier 1.0" in refusal()
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]", "[" * 100_000, "\xff"])
 def test_what_is_no_list_of_words_is_not_remembered(text: str, wrong: list[str]) -> None:
     """A library is not taken for right because what is remembered of it is spoiled."""
-    assert taken() == "v3"
+    assert level_in_use() == "v3"
     for stamp in library.cache().glob("proof-*"):
         stamp.write_text(text, encoding="latin-1")
-    assert taken() == "v3"
+    assert level_in_use() == "v3"
     assert wrong == ["v4", "v3"] * 2
 
 
@@ -554,9 +561,9 @@ def test_a_proof_that_cannot_be_had_is_no_error_of_attention(
         raise RuntimeError("call.h and operator.py do not say the same of a call")
 
     monkeypatch.setattr(library, "failures", failures)
-    said = "cannot compute its known answers: call.h and operator.py do not say the same of a call"
-    assert said in refusal()
-    assert said in capfd.readouterr().err
+    message = "cannot compute its known answers: call.h and operator.py do not say the same of a call"
+    assert message in refusal()
+    assert message in capfd.readouterr().err
     assert not list(library.cache().glob("proof-*"))  # nothing is remembered
 
 
@@ -568,7 +575,7 @@ def test_the_command_builds_for_this_processor(
 ) -> None:
     log = compiler()
     assert main(["kernel", "--build"]) == 0
-    assert capsys.readouterr().out.count("native    taken, gives the known answers") == 2
+    assert capsys.readouterr().out.count("native    used, gives the known answers") == 2
     assert {call[-1].rpartition("/")[2] for call in calls(log)} == {  # which run at once
         "attention-float-native.so",
         "attention-double-native.so",
@@ -594,7 +601,7 @@ def test_the_command_keeps_no_native_library_that_is_wrong(
     shown = capsys.readouterr().out
     assert "float, native: not used: wrong answers (functions)\n" in shown
     assert "float, v4: not used: wrong answers (functions)\n" in shown
-    assert (taken("float"), taken("double")) == ("v3", "native")
+    assert (level_in_use("float"), level_in_use("double")) == ("v3", "native")
     monkeypatch.setattr(library, "failures", lambda kernel, precision: ("all",))
     for stamp in library.cache().glob("proof-*"):
         stamp.unlink()
@@ -619,16 +626,16 @@ def checkout(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def hooked(checkout: Path) -> tuple[dict[str, object], list[str]]:
     """What the hook adds to a build, and what it warns of."""
-    said: list[str] = []
+    messages: list[str] = []
     shown: list[str] = []
-    app = SimpleNamespace(display_warning=said.append, display_waiting=shown.append, display_info=shown.append)
+    app = SimpleNamespace(display_warning=messages.append, display_waiting=shown.append, display_info=shown.append)
     data: dict[str, object] = {"artifacts": []}
     hook = SimpleNamespace(root=str(checkout), target_name="wheel", app=app)
     hatch_build.KernelHook.initialize(hook, "standard", data)
     names = {f"posenc: built attention-{name}" for name in shipped(data)}
     assert shown[0] == "posenc: building the CPU kernel (POSENC_KERNEL=0 builds none)"
     assert names <= set(shown)
-    return data, said
+    return data, messages
 
 
 def shipped(data: dict[str, object]) -> list[str]:
@@ -642,8 +649,8 @@ def test_a_wheel_to_give_away_has_every_level_and_says_where_it_runs(
 ) -> None:
     compiler()
     monkeypatch.setenv("POSENC_KERNEL", "all")
-    data, said = hooked(checkout)
-    assert said == []
+    data, messages = hooked(checkout)
+    assert messages == []
     assert data["pure_python"] is False
     assert str(data["tag"]).startswith("py3-none-")
     assert data["tag"] != "py3-none-any"

@@ -1,7 +1,7 @@
 """Known answers: the kernel as built gives them, a kernel with a bug does not, and the report says what is wrong.
 
 The answers are those of the reference backend; these tests hold the file to it. Every family of terms, and every kind
-of place, has bugs here that are planted in the C++, built, and refused in the family's name.
+of geometry, has bugs here that are planted in the C++, built, and refused in the family's name.
 """
 
 import json
@@ -14,19 +14,29 @@ import pytest
 import torch
 
 from posenc.backends.native import build, library
-from posenc.backends.native.proof import KNOWN, MARGIN, PLACES, PRECISIONS, TERMS, failures, is_off, measured, questions
+from posenc.backends.native.proof import (
+    GEOMETRIES,
+    KNOWN_ANSWERS,
+    MARGIN,
+    PRECISIONS,
+    TERMS,
+    cases,
+    differs,
+    failures,
+    fingerprint,
+)
 from tests.backends import known_answers
-from tests.backends.planted import Wrong, built, check_place
+from tests.backends.planted_bugs import KernelBug, built, check_occurs_once
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_libraries_as_built_here_give_the_known_answers(precision: str) -> None:
     loaded = [library.load(candidate.path) for candidate in library.candidates(precision)]
-    there = [found for found in loaded if found is not None]
-    if not there:
+    libraries = [one for one in loaded if one is not None]
+    if not libraries:
         pytest.skip(f"no library of these sources was built here in {precision}")
-    assert {found.path.name: failures(found.kernel, precision) for found in there} == {
-        found.path.name: () for found in there
+    assert {one.path.name: failures(one.kernel, precision) for one in libraries} == {
+        one.path.name: () for one in libraries
     }
 
 
@@ -36,65 +46,65 @@ def test_libraries_as_built_here_give_the_known_answers(precision: str) -> None:
 @pytest.fixture(scope="module")
 def truth() -> dict[str, dict[str, torch.Tensor]]:
     """What the reference answers, in double precision."""
-    return {ask.name: known_answers.answers(ask) for ask in questions()}
+    return {case.name: known_answers.answers(case) for case in cases()}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_the_answers_do_not_depend_on_the_default_dtype(dtype: torch.dtype) -> None:
-    found = library.find("float")
-    if isinstance(found, library.UnavailableError):
+    binary = library.find("float")
+    if isinstance(binary, library.UnavailableError):
         pytest.skip("there is no library")
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        assert failures(found.kernel, "float") == ()
+        assert failures(binary.kernel, "float") == ()
     finally:
         torch.set_default_dtype(before)
 
 
 def test_the_file_has_what_the_reference_says(truth: dict[str, dict[str, torch.Tensor]]) -> None:
     """To the rounding of double precision."""
-    kept = json.loads(KNOWN.read_text())
-    assert list(kept) == list(truth), "python -m tests.backends.known_answers writes the file"
-    for question, answers in truth.items():
-        assert list(kept[question]) == list(answers)
+    stored = json.loads(KNOWN_ANSWERS.read_text())
+    assert list(stored) == list(truth), "python -m tests.backends.known_answers writes the file"
+    for case, answers in truth.items():
+        assert list(stored[case]) == list(answers)
         for name, x in answers.items():
-            *was, off, least = kept[question][name]
+            *was, off, least = stored[case][name]
             near = MARGIN * PRECISIONS["double"].unit * max(off, least)
-            assert measured(x) == pytest.approx(was, rel=0, abs=near), f"{question}: {name}"
+            assert fingerprint(x) == pytest.approx(was, rel=0, abs=near), f"{case}: {name}"
 
 
 def test_the_file_has_how_far_single_precision_is_off() -> None:
-    """In powers of two, of every eighth question. Of a single number the furthest of three may well be eight times as
+    """In powers of two, of every eighth case. Of a single number the furthest of three may well be eight times as
     far, or as near, where sums are made in another order."""
-    kept = json.loads(KNOWN.read_text())
-    for ask in list(questions())[::8]:
-        for name, (*_, off, least) in known_answers.known(ask).items():
-            *_, was, least_was = kept[ask.name][name]
-            assert off / 8 <= was <= off * 8, f"{ask.name}: {name}"
-            assert least == least_was, f"{ask.name}: {name}"
+    stored = json.loads(KNOWN_ANSWERS.read_text())
+    for case in list(cases())[::8]:
+        for name, (*_, off, least) in known_answers.known(case).items():
+            *_, was, least_was = stored[case.name][name]
+            assert off / 8 <= was <= off * 8, f"{case.name}: {name}"
+            assert least == least_was, f"{case.name}: {name}"
 
 
 def test_an_error_of_a_hundredth_in_one_entry_shows(truth: dict[str, dict[str, torch.Tensor]]) -> None:
     """In double precision in every entry that is more than a millionth of the tensor's; in single precision in the
     greatest: whichever it is, it moves the projection by as much."""
-    kept = json.loads(KNOWN.read_text())
-    for question, answers in truth.items():
+    stored = json.loads(KNOWN_ANSWERS.read_text())
+    for case, answers in truth.items():
         for name, x in answers.items():
-            known = kept[question][name]
-            assert not is_off(x, known, PRECISIONS["double"])
+            known = stored[case][name]
+            assert not differs(x, known, PRECISIONS["double"])
             greatest = x.abs().max().item()
-            assert MARGIN * PRECISIONS["double"].unit * max(known[3:]) < 1e-2 * 1e-6 * greatest, f"{question}: {name}"
+            assert MARGIN * PRECISIONS["double"].unit * max(known[3:]) < 1e-2 * 1e-6 * greatest, f"{case}: {name}"
             wrong = x.flatten().clone()
             wrong[x.abs().argmax()] *= 1.01
-            assert is_off(wrong, known, PRECISIONS["float"]), f"{question}: {name}"
+            assert differs(wrong, known, PRECISIONS["float"]), f"{case}: {name}"
 
 
 def test_what_is_no_number_is_off() -> None:
-    known = [*measured(torch.ones(3)), 1e30, 1e30]
-    assert not is_off(torch.ones(3), known, PRECISIONS["float"])
+    known = [*fingerprint(torch.ones(3)), 1e30, 1e30]
+    assert not differs(torch.ones(3), known, PRECISIONS["float"])
     for bad in (torch.nan, torch.inf):
-        assert is_off(torch.tensor([1.0, bad, 1.0]), known, PRECISIONS["float"])
+        assert differs(torch.tensor([1.0, bad, 1.0]), known, PRECISIONS["float"])
 
 
 # --- planted bugs -----------------------------------------------------------------------------------------------------
@@ -102,19 +112,19 @@ def test_what_is_no_number_is_off() -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """A bug that only terms whose names begin so, in such places, have answers wrong by: ``answer`` among them."""
+    """A bug that only terms whose names begin so, in such geometries, have answers wrong by: ``answer`` among them."""
 
     bug: str
-    wrong: Wrong
+    wrong: KernelBug
     answer: str
     terms: tuple[str, ...] = ("",)
-    places: tuple[str, ...] = tuple(PLACES)
+    geometries: tuple[str, ...] = tuple(GEOMETRIES)
 
 
 def fault(
-    bug: str, file: str, this: str, that: str, answer: str, *terms: str, places: Sequence[str] = tuple(PLACES)
+    bug: str, file: str, this: str, that: str, answer: str, *terms: str, geometries: Sequence[str] = tuple(GEOMETRIES)
 ) -> Fault:
-    return Fault(bug, Wrong(file, this, that), answer, terms or ("",), tuple(places))
+    return Fault(bug, KernelBug(file, this, that), answer, terms or ("",), tuple(geometries))
 
 
 FAINT, SHIFT = "what is too faint", "a vector added to queries"
@@ -182,41 +192,46 @@ FAULTS = (
     fault(
         "a key past the window is seen",
         *("places.h", "std::min(last, i + tile->high + 1)", "std::min(last, i + tile->high + 2)", "log-sum-exp"),
-        places=("window of 9", "window of 40", "packed", "few queries", "two threads"),
+        geometries=("window of 9", "window of 40", "packed", "few queries", "two threads"),
     ),
     fault(
         "weights of a block before are not brought down",
         *("forward.h", "l_i[at] = l_i[at] * alpha + sum(total);", "l_i[at] = l_i[at] + sum(total);"),
         "log-sum-exp",
-        places=("window of 40", "all keys", "packed", "few queries"),  # of which keys are of several blocks, or tiles
+        geometries=(
+            "window of 40",
+            "all keys",
+            "packed",
+            "few queries",
+        ),  # of which keys are of several blocks, or tiles
     ),
     fault(
         "every head has the values of the first key head",
         *("buffers.h", "of_values{call, row_of(call.v, b, kv, 0)", "of_values{call, row_of(call.v, b, 0, 0)"),
         "gradient of the query",
-        places=[name for name, place in PLACES.items() if place.kv_heads > 1],
+        geometries=[name for name, geometry in GEOMETRIES.items() if geometry.kv_heads > 1],
     ),
     fault(
         "keys are of every part",
         *("backward.h", "int64_t n_block = part;", "int64_t n_block = 0;", "gradient of the value"),
-        places=("two threads",),
+        geometries=("two threads",),
     ),
 )
 
 
 def test_what_is_to_be_planted_has_its_place() -> None:
     for one in FAULTS:
-        check_place(one.wrong)
+        check_occurs_once(one.wrong)
     with pytest.raises(
         ValueError, match=r"^places\.h must have this once, to be mutated, got it 0 times: no such line"
     ):
-        check_place(Wrong("places.h", "no such line", ""))
+        check_occurs_once(KernelBug("places.h", "no such line", ""))
 
 
 def test_every_term_and_every_place_has_a_fault() -> None:
     for term in TERMS:
         assert term == "no term" or any(any(term.startswith(t) and t for t in one.terms) for one in FAULTS), term
-    assert {place for one in FAULTS if one.terms == ("",) for place in one.places} == set(PLACES)
+    assert {geometry for one in FAULTS if one.terms == ("",) for geometry in one.geometries} == set(GEOMETRIES)
 
 
 def marks_of(number: int) -> list[pytest.MarkDecorator]:
@@ -229,17 +244,17 @@ def marks_of(number: int) -> list[pytest.MarkDecorator]:
 def test_a_planted_bug_is_refused_in_its_familys_name(
     one: Fault, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    found = failures(built(tmp_path, [one.wrong]), "double")
-    assert any(re.search(rf": .*\b{re.escape(one.answer)}(,|$)", line) for line in found), found
-    for line in found:
+    wrong_cases = failures(built(tmp_path, [one.wrong]), "double")
+    assert any(re.search(rf": .*\b{re.escape(one.answer)}(,|$)", line) for line in wrong_cases), wrong_cases
+    for line in wrong_cases:
         assert line.startswith(one.terms), line
-        assert any(f", {place}: " in line for place in one.places), line
-    record_property("caught by", found[0])
+        assert any(f", {geometry}: " in line for geometry in one.geometries), line
+    record_property("caught by", wrong_cases[0])
 
 
 HALVES = {
     "pairs of queries change places where they are summed over": (
-        Wrong(
+        KernelBug(
             "halves.h",
             "pair_rows(x + r * ld + j, x + (r + 1) * ld + j,",
             "pair_rows(x + (r + 1) * ld + j, x + r * ld + j,",
@@ -247,11 +262,11 @@ HALVES = {
         "gradient of the value",
     ),
     "the other operand has its pairs the other way round": (
-        Wrong("halves.h", "paired(one, other)", "paired(other, one)"),
+        KernelBug("halves.h", "paired(one, other)", "paired(other, one)"),
         "gradient of the key",
     ),
     "a tile is multiplied by its neighbour's": (
-        Wrong("halves.h", "_tile_dpbf16ps(1, 4, 7)", "_tile_dpbf16ps(1, 4, 6)"),
+        KernelBug("halves.h", "_tile_dpbf16ps(1, 4, 7)", "_tile_dpbf16ps(1, 4, 6)"),
         "output",
     ),
 }
@@ -267,9 +282,9 @@ def test_a_bug_of_bfloat16_alone_is_refused(
     level = build.runnable("bfloat16")[0]
     if "_tile" in wrong.this and level.name != "amx":
         pytest.skip(f"this processor has no matrix unit for bfloat16, its best level is {level.name}")
-    found = failures(built(tmp_path, [wrong], "bfloat16", ("-O1", *level.flags)), "bfloat16")
-    assert any(answer in line for line in found), found
-    record_property("caught by", found[0])
+    wrong_cases = failures(built(tmp_path, [wrong], "bfloat16", ("-O1", *level.flags)), "bfloat16")
+    assert any(answer in line for line in wrong_cases), wrong_cases
+    record_property("caught by", wrong_cases[0])
 
 
 # --- what compilers did -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 
 from posenc.backends.native import library
 from tests.backends import test_native, test_parity, test_skipping
-from tests.backends.planted import Wrong, built
+from tests.backends.planted_bugs import KernelBug, built
 from tests.mutants import Mutant
 from tests.mutants.backends import at
 
@@ -27,7 +27,7 @@ class Source(Mutant):
     def planted(self) -> Iterator[None]:
         """The bug is in the kernel, in double precision, for as long as this is open."""
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            kernel = built(Path(folder), [Wrong(self.name, *self.wrong)])
+            kernel = built(Path(folder), [KernelBug(self.name, *self.wrong)])
             patch.setattr(library, "_load", lambda real: kernel)
             yield
 

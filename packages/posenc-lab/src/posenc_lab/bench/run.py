@@ -119,7 +119,7 @@ def kernel() -> dict[str, str]:
     told = {}
     for precision in library.REALS.values():
         found = library.find(precision)
-        if isinstance(found, library.Found):
+        if isinstance(found, library.LoadedLibrary):
             told[f"kernel, {precision}"] = f"{found.record.level}, by {found.record.compiler}"
         else:
             told[f"kernel, {precision}"] = f"none: {found}"

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from posenc.backends.native import build, library
 
     precisions = tuple(library.REALS.values())
-    of_all, of_this = ([level.name for level in found] for found in (build.levels(), build.runnable()))
+    of_all, of_this = ([level.name for level in binary] for binary in (build.levels(), build.runnable()))
     print(f"processor  {build.processor_name()}")
     print(f"levels     {', '.join(of_this)} (of {', '.join(of_all)} for {build.machine()})")
     if arguments.build:
@@ -59,28 +59,28 @@ def _show(precision: str, is_test: bool) -> list[str]:
     reasons = []
     if is_test:
         _test(precision)
-    taken = library.find(precision)
-    is_before = True  # the candidates before the one that is used were tested
+    chosen = library.find(precision)
+    is_candidate_tested = True  # the candidates before the one that is used were tested
     for candidate in library.candidates(precision):
         try:
-            there = library.load(candidate.path)
-            if there is None:
+            binary = library.load(candidate.path)
+            if binary is None:
                 continue
-            wrong = library.faults(there) if is_test or is_before else ()
+            wrong = library.faults(binary) if is_test or is_candidate_tested else ()
         except build.UnavailableError as error:
             print(f"  {candidate.level:9} not used: {error}")
             continue
-        is_taken = not isinstance(taken, build.UnavailableError) and there.path == taken.path
+        is_chosen = not isinstance(chosen, build.UnavailableError) and binary.path == chosen.path
         if wrong:
             status = f"not used: wrong answers ({'; '.join(wrong)})"
-            reasons += [f"{there.path.name} gives wrong answers"] if is_test else []
+            reasons += [f"{binary.path.name} gives wrong answers"] if is_test else []
         else:
-            status = "taken" if is_taken else "there"
-            status += ", gives the known answers" if is_test or is_taken else ""
+            status = "used" if is_chosen else "available"
+            status += ", gives the known answers" if is_test or is_chosen else ""
         print(f"  {candidate.level:9} {status}")
-        print(f"            {there.path}")
-        print(f"            by {there.record.compiler}: {there.record.command}")
-        is_before &= not is_taken
+        print(f"            {binary.path}")
+        print(f"            by {binary.record.compiler}: {binary.record.command}")
+        is_candidate_tested &= not is_chosen
     of_races = races.stored(precision)
     if of_races:
         print("  races without score terms, time over that of PyTorch's attention, by tokens")
@@ -89,9 +89,9 @@ def _show(precision: str, is_test: bool) -> list[str]:
             f"{lap.tokens}: {lap.kernel / lap.pytorch:.2f}{'' if lap.is_clear else ' (too noisy)'}" for lap in laps
         )
         print(f"    {kind}   {', '.join(ratios)}")
-    if isinstance(taken, build.UnavailableError):
-        print(f"  none is taken: {taken}")
-        reasons += [] if library.is_off() else [f"{precision} has no library"]
+    if isinstance(chosen, build.UnavailableError):
+        print(f"  none is used: {chosen}")
+        reasons += [] if library.is_disabled() else [f"{precision} has no library"]
     return reasons
 
 
@@ -101,9 +101,9 @@ def _test(precision: str) -> None:
 
     for candidate in library.candidates(precision):
         with contextlib.suppress(build.UnavailableError):  # _show prints it
-            there = library.load(candidate.path)
-            if there is not None:
-                library.faults(there, again=True)
+            binary = library.load(candidate.path)
+            if binary is not None:
+                library.faults(binary, recompute=True)
     library.find.cache_clear()
 
 
@@ -115,7 +115,7 @@ def _build(precisions: tuple[str, ...]) -> list[str]:
     if library.executes_nothing(folder):
         raise build.UnavailableError(f"{folder} is mounted noexec: XDG_CACHE_HOME may name another cache")
     levels = {precision: [build.NATIVE, *build.runnable(precision)] for precision in precisions}
-    outcomes = build.build_best(folder, levels, build.machine_identity(), library.DAYS, _fault)
+    outcomes = build.build_best(folder, levels, build.machine_identity(), library.DAYS_IN_CACHE, _fault)
     built = {one.precision for one in outcomes if one.reason is None}
     for one in outcomes:
         if one.reason is not None:
@@ -129,8 +129,8 @@ def _fault(precision: str, level: "Level") -> str | None:
 
     path = next(x.path for x in reversed(library.candidates(precision)) if x.level == level.name)
     try:
-        found = library.load(path)
-        wrong = () if found is None else library.faults(found)
+        binary = library.load(path)
+        wrong = () if binary is None else library.faults(binary)
     except build.UnavailableError as error:
         return str(error)
-    return f"wrong answers ({library.in_short(wrong)})" if wrong else None
+    return f"wrong answers ({library.summarize(wrong)})" if wrong else None

@@ -24,28 +24,28 @@ import torch
 from posenc import compat
 from posenc.backends.native import build
 from posenc.backends.native.build import Record, UnavailableError
-from posenc.backends.native.proof import failures, on_trial
+from posenc.backends.native.proof import failures, library_under_test
 
 # The precisions, each with its own library.
 REALS = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bfloat16"}
-SWITCH = "POSENC_NATIVE"
+SWITCH_VARIABLE = "POSENC_NATIVE"
 OFF = ("0", "false", "no", "off")  # values of the switch
 # The functions of a library.
 FUNCTIONS = (
     *("posenc_usable", "posenc_multiplies_halves", "posenc_fields", "posenc_span"),
     *("posenc_work", "posenc_forward", "posenc_backward"),
 )
-BEGUN = "begun"  # stored once for each test that has started and not finished
-_WARNED: set[str] = set()
-TRIES = 3  # unfinished tests before a library is rejected: the process may be killed for other reasons
+UNFINISHED = "begun"  # stored once for each test that has started and not finished
+_WARNINGS_SHOWN: set[str] = set()
+MAX_UNFINISHED_TESTS = 3  # unfinished tests before a library is rejected: the process may be killed for other reasons
 NOT_BUILT = (
     "the CPU kernel has not been built for these sources and this processor: `posenc kernel --build` builds one, if "
     "there is a C++ compiler"
 )
-DAYS = 30  # unused libraries are kept in the cache this long
+DAYS_IN_CACHE = 30  # unused libraries are kept in the cache this long
 
 
-class Found(NamedTuple):
+class LoadedLibrary(NamedTuple):
     """A loaded library."""
 
     kernel: ctypes.CDLL
@@ -62,18 +62,20 @@ class Candidate(NamedTuple):
 
 def candidates(precision: str) -> list[Candidate]:
     """The possible libraries of these sources for this processor, best level first, in posenc and then in the cache."""
-    here = build.machine_identity()
+    processor_identity = build.machine_identity()
     folders: list[tuple[Path, str]] = [(build.BUILT, "")]
     with contextlib.suppress(UnavailableError):
-        folders.append((cache(), here))
+        folders.append((cache(), processor_identity))
     return [
-        Candidate(level.name, build.record_path(folder, precision, level.name, build.identity(precision, level, of)))
+        Candidate(
+            level.name, build.record_path(folder, precision, level.name, build.identity(precision, level, processor))
+        )
         for level in (build.NATIVE, *build.runnable(precision))
-        for folder, of in folders
+        for folder, processor in folders
     ]
 
 
-def load(path: Path) -> Found | None:
+def load(path: Path) -> LoadedLibrary | None:
     """Loads the library of the record at ``path``, without testing it; None if there is none. UnavailableError for one
     that cannot be used."""
     record = build.read(path)
@@ -85,48 +87,48 @@ def load(path: Path) -> Found | None:
     except OSError as error:
         why = f" from {path.parent}, which is mounted noexec" if executes_nothing(path.parent) else ""
         raise UnavailableError(f"{file.name} cannot be loaded{why}: {error}") from None
-    lacks = [name for name in FUNCTIONS if not hasattr(kernel, name)]
-    if lacks:
-        raise UnavailableError(f"{file.name} has no {lacks[0]}")
+    missing_functions = [name for name in FUNCTIONS if not hasattr(kernel, name)]
+    if missing_functions:
+        raise UnavailableError(f"{file.name} has no {missing_functions[0]}")
     if not kernel.posenc_usable():  # also requests the matrix unit from the system, once per process
         raise UnavailableError(f"{file.name} needs the processor's matrix unit, which the system does not grant")
     with contextlib.suppress(OSError):
         os.utime(path)  # it is in use
-    return Found(kernel, record, file)
+    return LoadedLibrary(kernel, record, file)
 
 
-def faults(found: Found, again: bool = False) -> tuple[str, ...]:
-    """The terms for which the library gives wrong answers; () if it is right. Computed once, or ``again``, and stored
-    in the cache if it is writable. UnavailableError if they cannot be computed, or the process has crashed
-    `TRIES` times while computing them."""
+def faults(binary: LoadedLibrary, recompute: bool = False) -> tuple[str, ...]:
+    """The terms for which the library gives wrong answers; () if it is right. Computed once, or again if
+    ``recompute``, and stored in the cache if it is writable. UnavailableError if they cannot be computed, or the
+    process has crashed `MAX_UNFINISHED_TESTS` times while computing them."""
     try:
-        stamp = cache() / f"proof-{identity(found.record)}.json"
+        stamp = cache() / f"proof-{identity(binary.record)}.json"
     except UnavailableError:  # results cannot be stored
-        return _computed(found)
-    known = None if again else _stored(stamp)
-    if known is not None and BEGUN not in known:
-        return known
+        return _compute_faults(binary)
+    stored = None if recompute else _read_faults(stamp)
+    if stored is not None and UNFINISHED not in stored:
+        return stored
     with build.lock(stamp.with_name(".proof")) as is_held:
-        known = _stored(stamp)  # by another process in the meantime
-        begun = known.count(BEGUN) if known else 0  # without a lock, another process may still be running
-        if known is not None and not begun and not again:
-            return known
-        if begun >= TRIES and is_held and not again:
+        stored = _read_faults(stamp)  # by another process in the meantime
+        unfinished = stored.count(UNFINISHED) if stored else 0  # without a lock, another process may still be running
+        if stored is not None and not unfinished and not recompute:
+            return stored
+        if unfinished >= MAX_UNFINISHED_TESTS and is_held and not recompute:
             raise UnavailableError(
-                f"{found.path.name}: a self-test of this library crashed or was killed {TRIES} times "
+                f"{binary.path.name}: a self-test of this library crashed or was killed {MAX_UNFINISHED_TESTS} times "
                 "(`posenc kernel --test` runs it again)"
             )
-        _remember(stamp, (BEGUN,) * min(begun + 1, TRIES))
+        _write_faults(stamp, (UNFINISHED,) * min(unfinished + 1, MAX_UNFINISHED_TESTS))
         try:
-            known = _computed(found)
+            stored = _compute_faults(binary)
         except BaseException:
             stamp.unlink(missing_ok=True)
             raise
-        _remember(stamp, known)
-    return known
+        _write_faults(stamp, stored)
+    return stored
 
 
-def _stored(stamp: Path) -> tuple[str, ...] | None:
+def _read_faults(stamp: Path) -> tuple[str, ...] | None:
     try:
         faults = json.loads(build.content(stamp) or b"")
     except (UnavailableError, ValueError, RecursionError):
@@ -135,7 +137,7 @@ def _stored(stamp: Path) -> tuple[str, ...] | None:
     return tuple(faults) if is_valid else None
 
 
-def _remember(stamp: Path, faults: tuple[str, ...]) -> None:
+def _write_faults(stamp: Path, faults: tuple[str, ...]) -> None:
     with contextlib.suppress(OSError):  # a full disk
         build.write(stamp, json.dumps(faults))
 
@@ -147,78 +149,78 @@ def identity(record: Record) -> str:
     return hashlib.sha256("\0".join((*parts, *(path.read_text() for path in files))).encode()).hexdigest()[:24]
 
 
-def _computed(found: Found) -> tuple[str, ...]:
+def _compute_faults(binary: LoadedLibrary) -> tuple[str, ...]:
     """Tests the library, and warns about wrong answers."""
     try:
         with compat.outside_compilation():  # the first call may be during compilation
-            wrong = failures(found.kernel, found.record.precision)
+            wrong = failures(binary.kernel, binary.record.precision)
     except (RuntimeError, ValueError) as error:
-        raise UnavailableError(f"{found.path.name} cannot compute its known answers: {error}") from error
+        raise UnavailableError(f"{binary.path.name} cannot compute its known answers: {error}") from error
     if wrong:
-        by, what = found.record.compiler, in_short(wrong)
+        by, what = binary.record.compiler, summarize(wrong)
         logging.getLogger("posenc").warning(
             "posenc's kernel gives wrong answers as built here by %s: not used (%s)", by, what
         )
     return wrong
 
 
-def in_short(families: Sequence[str], most: int = 3) -> str:
-    """The first few, and the number of the others."""
-    rest = len(families) - most
-    return "; ".join(families[:most]) + (f"; and {rest} more" if rest > 0 else "")
+def summarize(families: Sequence[str], max_items: int = 3) -> str:
+    """The first ``max_items``, and the number of the others."""
+    rest = len(families) - max_items
+    return "; ".join(families[:max_items]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def is_off() -> bool:
+def is_disabled() -> bool:
     """Whether the user has disabled the kernel."""
-    return os.environ.get(SWITCH, "1").lower() in OFF
+    return os.environ.get(SWITCH_VARIABLE, "1").lower() in OFF
 
 
 @functools.cache
-def find(precision: str) -> Found | UnavailableError:
+def find(precision: str) -> LoadedLibrary | UnavailableError:
     """The library to use, or why there is none."""
-    if is_off():
-        return UnavailableError(f"{SWITCH}={os.environ[SWITCH]} turns it off")
+    if is_disabled():
+        return UnavailableError(f"{SWITCH_VARIABLE}={os.environ[SWITCH_VARIABLE]} turns it off")
     reasons = []
     for candidate in candidates(precision):
         try:
-            found = load(candidate.path)
-            if found is None:
+            binary = load(candidate.path)
+            if binary is None:
                 continue
-            wrong = faults(found)
+            wrong = faults(binary)
         except UnavailableError as error:
             reasons.append(str(error))
             logging.getLogger("posenc").warning("posenc's kernel: %s: not used", error)
             continue
         if not wrong:
-            return found
-        by = found.record.compiler
-        reasons.append(f"{found.path.name} gives wrong answers as built by {by} ({in_short(wrong)})")
+            return binary
+        by = binary.record.compiler
+        reasons.append(f"{binary.path.name} gives wrong answers as built by {by} ({summarize(wrong)})")
     return UnavailableError(f"{'; '.join(reasons)}: `posenc kernel --build` builds one" if reasons else NOT_BUILT)
 
 
 @functools.cache
 def _load(real: str) -> ctypes.CDLL | UnavailableError:
-    found = find(real)
-    return found if isinstance(found, UnavailableError) else found.kernel
+    binary = find(real)
+    return binary if isinstance(binary, UnavailableError) else binary.kernel
 
 
 def missing(dtype: torch.dtype) -> str | None:
     """Why the kernel cannot run in this precision on this machine; None if it can."""
-    found = _load(REALS[dtype])
-    return str(found) if isinstance(found, UnavailableError) else None
+    kernel = _load(REALS[dtype])
+    return str(kernel) if isinstance(kernel, UnavailableError) else None
 
 
 def warn_if_not_built(reason: str | None) -> None:
     """Warns, once, of a call that would use the kernel. Of other reasons the user knows, or `find` has warned."""
-    if reason == NOT_BUILT and NOT_BUILT not in _WARNED:
-        _WARNED.add(NOT_BUILT)
-        logging.getLogger("posenc").warning("posenc takes slower ways on this CPU: %s", NOT_BUILT)
+    if reason == NOT_BUILT and NOT_BUILT not in _WARNINGS_SHOWN:
+        _WARNINGS_SHOWN.add(NOT_BUILT)
+        logging.getLogger("posenc").warning("posenc uses slower backends on this CPU: %s", NOT_BUILT)
 
 
 def multiplies_bfloat16() -> bool:
     """Whether the library for bfloat16 multiplies in bfloat16, without converting to float32."""
-    found = _load(REALS[torch.bfloat16])
-    return not isinstance(found, UnavailableError) and bool(found.posenc_multiplies_halves())
+    kernel = _load(REALS[torch.bfloat16])
+    return not isinstance(kernel, UnavailableError) and bool(kernel.posenc_multiplies_halves())
 
 
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler.
@@ -229,28 +231,28 @@ multiplies_bfloat16._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def library(dtype: torch.dtype) -> ctypes.CDLL:
     """The library for this precision. RuntimeError if there is none."""
-    found = on_trial() or _load(REALS[dtype])
-    if isinstance(found, UnavailableError):
-        raise RuntimeError(f"posenc's kernel cannot run: {found}")
-    return found
+    kernel = library_under_test() or _load(REALS[dtype])
+    if isinstance(kernel, UnavailableError):
+        raise RuntimeError(f"posenc's kernel cannot run: {kernel}")
+    return kernel
 
 
 def level(dtype: torch.dtype) -> str | None:
     """The `build.Level` of the library for this precision; None without a library. A library built for this
     processor has its best level, unless the compiler did not support bfloat16 instructions."""
-    found = find(REALS[dtype])
-    if isinstance(found, UnavailableError):
+    binary = find(REALS[dtype])
+    if isinstance(binary, UnavailableError):
         return None
-    if found.record.level != build.NATIVE.name:
-        return found.record.level
-    levels = [x for x in build.runnable(found.record.precision) if not x.precisions or multiplies_bfloat16()]
+    if binary.record.level != build.NATIVE.name:
+        return binary.record.level
+    levels = [x for x in build.runnable(binary.record.precision) if not x.precisions or multiplies_bfloat16()]
     return levels[0].name
 
 
 def pool() -> int | None:
     """The address of OpenMP's function that runs a task on PyTorch's threads; None if unknown."""
-    found = compat.openmp("GOMP_parallel")
-    return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
+    function = compat.openmp("GOMP_parallel")
+    return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
 
 
 def cache() -> Path:
