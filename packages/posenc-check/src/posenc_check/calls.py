@@ -19,7 +19,7 @@ from posenc_check.outcome import Outcome
 from posenc_check.subjects import VOCABULARY, Batch, Subject, require
 
 
-def instead(subject: Subject, call: Callable[..., Any]) -> Subject:
+def with_call(subject: Subject, call: Callable[..., Any]) -> Subject:
     """The subject with another function in place of ``call``, with the signature of the old one."""
     return replace(subject, call=wraps(subject.call)(call))
 
@@ -27,7 +27,7 @@ def instead(subject: Subject, call: Callable[..., Any]) -> Subject:
 def arguments_of(subject: Subject, made: Any, batch: Batch) -> dict[str, Any]:
     """The arguments of the first call for a batch, by name, without the built subject."""
 
-    class HeardError(Exception):
+    class ArgumentsCapturedError(Exception):
         pass
 
     captured: dict[str, Any] = {}
@@ -35,10 +35,10 @@ def arguments_of(subject: Subject, made: Any, batch: Batch) -> dict[str, Any]:
     def call(*given: Any, **named: Any) -> Any:
         bound = inspect.signature(subject.call).bind(*given, **named).arguments
         captured.update(list(bound.items())[1:])
-        raise HeardError
+        raise ArgumentsCapturedError
 
-    with suppress(HeardError):
-        instead(subject, call).run(made, batch)
+    with suppress(ArgumentsCapturedError):
+        with_call(subject, call).run(made, batch)
     return captured
 
 
@@ -55,7 +55,7 @@ def with_leaves(subject: Subject, leaves: dict[str, Tensor]) -> Subject:
                 bound.arguments[name] = leaves.setdefault(leaf, value.detach().clone().requires_grad_())
         return subject.call(*bound.args, **bound.kwargs)
 
-    return instead(subject, call)
+    return with_call(subject, call)
 
 
 def parameters_of(made: Any) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ def gradients_of(
         trained = {name: leaf for name, leaf in (parameters_of(made) | leaves).items() if leaf.requires_grad}
         if not trained or not out.requires_grad:
             return out.detach(), {name: torch.zeros_like(leaf) for name, leaf in trained.items()}
-        counted = out if batch.document is None else batch.owed(out)
+        counted = out if batch.document is None else batch.masked_outputs(out)
         found = torch.autograd.grad(weighted(counted), list(trained.values()), allow_unused=True)
     zeroed = (torch.zeros_like(leaf) if g is None else g for leaf, g in zip(trained.values(), found, strict=True))
     return out.detach(), dict(zip(trained, zeroed, strict=True))
@@ -125,17 +125,17 @@ def poison(module: nn.Module) -> None:
                 held.fill_(True if held.dtype == torch.bool else torch.iinfo(held.dtype).max)
 
 
-def naming_what_differs(outcome: Outcome, normal: nn.Module, other: nn.Module) -> Outcome:
+def with_difference_named(outcome: Outcome, normal: nn.Module, other: nn.Module) -> Outcome:
     """The outcome; if it did not hold, it names the parameters and buffers that differ from a normal build."""
     if outcome.ok:
         return outcome
     held = [{**dict(module.named_parameters()), **dict(module.named_buffers())} for module in (normal, other)]
     apart = [name for name, x in held[0].items() if name not in held[1] or not torch.equal(x, held[1][name])]
     told = f"; {', '.join(apart[:3])} {'is' if len(apart) == 1 else 'are'} not as in a normal build" if apart else ""
-    return outcome._replace(came=outcome.came + told)
+    return outcome._replace(actual=outcome.actual + told)
 
 
-def holdings(thing: Any, path: str = "it", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+def attributes_of(thing: Any, path: str = "it", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
     """Every tensor and plain value that an object reaches, with its path, but not through torch or modules."""
     seen = set() if seen is None else seen
     if isinstance(thing, Tensor | int | float | complex | str | bytes | range | torch.dtype | torch.device | None):
@@ -145,7 +145,7 @@ def holdings(thing: Any, path: str = "it", seen: set[int] | None = None) -> Iter
         return
     seen.add(id(thing))
     for name, part in _inside(thing):
-        yield from holdings(part, path + name, seen)
+        yield from attributes_of(part, path + name, seen)
 
 
 def _inside(thing: Any) -> list[tuple[str, Any]]:
@@ -175,7 +175,7 @@ def _inside(thing: Any) -> list[tuple[str, Any]]:
     return [
         (f".{name}", part)
         for name, part in named.items()
-        if name not in kept or any(isinstance(value, Tensor) for _, value in holdings(part))
+        if name not in kept or any(isinstance(value, Tensor) for _, value in attributes_of(part))
     ]
 
 

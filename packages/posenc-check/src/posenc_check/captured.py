@@ -66,14 +66,14 @@ class CapturedSums(TorchFunctionMode):
         return out
 
     def observe(self, x: Tensor, added: bool) -> None:
-        by_token, by_place = x - x[:1], x - x[:, :1]
+        by_token, by_position = x - x[:1], x - x[:, :1]
         rounding = 64 * torch.finfo(torch.float32).eps * float(x.abs().max())
-        if min(float(by_token.abs().max()), float(by_place.abs().max())) <= rounding:
+        if min(float(by_token.abs().max()), float(by_position.abs().max())) <= rounding:
             return  # not both of them
         apart = float((by_token - by_token[:, :1]).abs().max()) > rounding
         self.ended = apart or not (added or self.sums)
         if added and not apart:
-            self.sums.append(by_place[0])
+            self.sums.append(by_position[0])
 
 
 def _sdpa_scores(

@@ -77,9 +77,9 @@ def _numbers(text: str) -> list[int]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the checks. The exit codes are those of docs/conformance.md."""
-    from posenc_check.watch import watched
+    from posenc_check.watch import run_watched
 
-    return watched(lambda: _check(arguments))
+    return run_watched(lambda: _check(arguments))
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -87,8 +87,15 @@ def _check(arguments: argparse.Namespace) -> int:
     from posenc.command.progress import Progress, for_stream
     from posenc.encoding.claims import ClaimError
     from posenc_check import report, watch  # a missing package must fail before minutes of checking
-    from posenc_check.run import BEFORE, SECONDS, Interrupted, check, checked_seconds, ready
-    from posenc_check.state import kept
+    from posenc_check.run import (
+        PREPARATION_FACTOR,
+        SECONDS_PER_CHECK,
+        Interrupted,
+        check,
+        prepare_in_time,
+        require_seconds,
+    )
+    from posenc_check.state import restored_state
 
     given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds")}
     settings = {name: value for name, value in given.items() if value is not None}
@@ -98,13 +105,13 @@ def _check(arguments: argparse.Namespace) -> int:
     try:
         if arguments.out is not None:
             _require_place(arguments.out)
-        seconds = checked_seconds(settings.get("seconds", SECONDS))
-        watch.at(f"importing {arguments.target}", BEFORE * seconds)
-        with kept(of_torch=False):
+        seconds = require_seconds(settings.get("seconds", SECONDS_PER_CHECK))
+        watch.record_stage(f"importing {arguments.target}", PREPARATION_FACTOR * seconds)
+        with restored_state(with_torch=False):
             subjects = _subjects(arguments)
         for name, subject in subjects.items():  # all of them, before minutes are spent on the first
             try:
-                ready(subject, seconds, name)
+                prepare_in_time(subject, seconds, name)
             except ClaimError:
                 raise
             except ValueError as error:
@@ -119,7 +126,7 @@ def _check(arguments: argparse.Namespace) -> int:
         reports.append(stop.report)
         interrupted = True
 
-    watch.at("writing the report", watch.LONGEST)
+    watch.record_stage("writing the report", watch.MAX_TIMER_SECONDS)
     data = report.as_data(reports)
     console = stdout()
     results = [result for subject in data["subjects"] for result in subject["results"]]

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from posenc import Scheme, catalog
 from posenc.arguments import shown
 from posenc.schemes.entry import Shape
-from posenc_check.calls import holdings, one_line
+from posenc_check.calls import attributes_of, one_line
 from posenc_check.captured import EXCHANGED, scores_of
 from posenc_check.subjects import Batch, Bias, Layer, Subject
 from posenc_check.trial import Plan
 
-FORM = 'a scheme of posenc, the name of one such as "t5" or "t5(num_buckets=16)", or a function that gives one'
+LIKE_FORMS = 'a scheme of posenc, the name of one such as "t5" or "t5(num_buckets=16)", or a function that gives one'
 
 
 # -- which scheme ------------------------------------------------------------------------------------------------------
@@ -33,10 +33,10 @@ class Sizes(NamedTuple):
     head_dim: int | None = None
 
 
-UNKNOWN = Sizes()
+UNKNOWN_SIZES = Sizes()
 
 
-def scheme_of(subject: Subject, sizes: Sizes = UNKNOWN, changed: Mapping[str, Any] = {}) -> Scheme:
+def scheme_of(subject: Subject, sizes: Sizes = UNKNOWN_SIZES, changed: Mapping[str, Any] = {}) -> Scheme:
     """The scheme that a subject claims to be, in float64, with newly drawn parameters; ``changed`` options of the
     subject count.
 
@@ -50,7 +50,7 @@ def scheme_of(subject: Subject, sizes: Sizes = UNKNOWN, changed: Mapping[str, An
             options = {**subject.options, **changed}
             scheme = like(**{name: options[name] for name in signature(like).parameters if name in options})
     if not isinstance(scheme, Scheme):
-        raise ValueError(f"like must be {FORM}, got {shown(scheme)}")
+        raise ValueError(f"like must be {LIKE_FORMS}, got {shown(scheme)}")
     return copy.deepcopy(scheme).double()
 
 
@@ -126,7 +126,7 @@ def _options(text: str) -> dict[str, Any]:
             return {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError):
         pass
-    raise ValueError(f"like must be {FORM}, with options as name=value, got {text!r}")
+    raise ValueError(f"like must be {LIKE_FORMS}, with options as name=value, got {text!r}")
 
 
 def rebuilt(scheme: Scheme, **changed: Any) -> Scheme:
@@ -148,11 +148,11 @@ def rebuilt(scheme: Scheme, **changed: Any) -> Scheme:
 
 
 @torch.no_grad()
-def adopt(scheme: Scheme, subject: Subject, made: Any, turn: int = 0) -> Scheme:
+def adopt(scheme: Scheme, subject: Subject, made: Any, order: int = 0) -> Scheme:
     """Copies the parameters of the subject into the scheme: by ``match``, or those of the same shapes.
 
     Axes of size 1 are ignored, and a matrix may be transposed. Several of one shape are matched by name, or else by
-    order; ``turn`` chooses another order. Raises ValueError if there are not as many as the scheme has.
+    order; ``order`` chooses another order. Raises ValueError if there are not as many as the scheme has.
     """
     if subject.match is not None:
         try:
@@ -175,7 +175,7 @@ def adopt(scheme: Scheme, subject: Subject, made: Any, turn: int = 0) -> Scheme:
                     f"{len(theirs)} of that shape (it has {said}): give like with the options of the subject, or say "
                     "which is which with match=, a function of what build makes and the scheme"
                 )
-            names = list(next(islice(permutations(names), turn, None), names))
+            names = list(next(islice(permutations(names), order, None), names))
         for own, name in zip(ours.values(), names, strict=True):
             value = theirs[name].detach().double()
             value = value.reshape(shape) if _bare(value) == shape else value.reshape(shape[::-1]).mT
@@ -188,7 +188,7 @@ def _tensors(made: Any) -> dict[str, Tensor]:
     if isinstance(made, nn.Module):
         found: Iterator[tuple[str, Any]] = iter([*made.named_parameters(), *made.named_buffers()])
     else:
-        found = holdings(made)
+        found = attributes_of(made)
     return {name: x for name, x in found if isinstance(x, Tensor) and x.is_floating_point()}
 
 
@@ -208,7 +208,7 @@ def _bare(x: Tensor) -> tuple[int, ...]:
 
 # -- its conventions ---------------------------------------------------------------------------------------------------
 
-TURNS = 6  # orders that are tried: all those of three parameters
+MAX_PARAMETER_ORDERS = 6  # orders that are tried: all those of three parameters
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Convention:
     places: Callable[[Tensor], Tensor] = lambda coords: coords
 
 
-def adopted(subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any]) -> list[Convention]:
+def conventions_of(subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any]) -> list[Convention]:
     """The scheme that the subject claims to be, with the subject's parameters; then its other conventions: parameters
     of one shape in another order, other values of options that have few, distances of the opposite sign, and axes in
     another order."""
@@ -229,8 +229,8 @@ def adopted(subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any
     found = [Convention("", usual)]
     if len({_bare(x) for x in usual.parameters()}) < len(list(usual.parameters())) and subject.match is None:
         found += [
-            Convention(f"{EXCHANGED} ({turn})", adopt(copy.deepcopy(usual), subject, made, turn))
-            for turn in range(1, TURNS)
+            Convention(f"{EXCHANGED} ({order})", adopt(copy.deepcopy(usual), subject, made, order))
+            for order in range(1, MAX_PARAMETER_ORDERS)
         ]
     for name, value in _choices(usual):
         with suppress(ValueError), torch.random.fork_rng(devices=()):

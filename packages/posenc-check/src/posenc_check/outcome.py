@@ -20,15 +20,15 @@ class Outcome(NamedTuple):
 
     ok: bool
     expected: str
-    came: str
+    actual: str
 
     @property
     def finite(self) -> bool:
         """Whether neither side speaks of NaN or infinity."""
-        return re.search(r"\b(nan|inf|infs|nans)\b|finite", f"{self.expected} {self.came}", re.IGNORECASE) is None
+        return re.search(r"\b(nan|inf|infs|nans)\b|finite", f"{self.expected} {self.actual}", re.IGNORECASE) is None
 
 
-MOST_SAID = 10_000  # characters of an error's message
+MAX_MESSAGE_CHARACTERS = 10_000  # characters of an error's message
 
 Outcomes = Iterator[tuple[str, Outcome]]  # each with the name of what was compared
 
@@ -38,20 +38,20 @@ def largest(x: Tensor) -> float:
     return float(x.detach().masked_fill(~x.isfinite(), 0.0).abs().max())
 
 
-def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
+def near(expected: Tensor, actual: Tensor, tolerance: float) -> Outcome:
     """Whether two tensors agree everywhere within ``tolerance``; NaN agrees with nothing."""
-    expected, came = expected.detach(), came.detach()
-    if expected.shape != came.shape:
-        return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(came.shape)}")
+    expected, actual = expected.detach(), actual.detach()
+    if expected.shape != actual.shape:
+        return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(actual.shape)}")
     if expected.numel() == 0:
         return Outcome(True, "nothing", "nothing")
-    equal = came == expected  # infinite where both are, too
-    off = torch.where(equal, 0.0, (came.double() - expected.double()).abs()).nan_to_num(torch.inf)
+    equal = actual == expected  # infinite where both are, too
+    off = torch.where(equal, 0.0, (actual.double() - expected.double()).abs()).nan_to_num(torch.inf)
     worst, at = float(off.max()), [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
     return Outcome(
         worst <= tolerance,
         f"{float(expected[tuple(at)]):.6g} at {at}",
-        f"{float(came[tuple(at)]):.6g}, off by {worst:.2g} (at most {tolerance:.2g})",
+        f"{float(actual[tuple(at)]):.6g}, off by {worst:.2g} (at most {tolerance:.2g})",
     )
 
 
@@ -83,7 +83,7 @@ def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
     """The first outcome that did not hold, with its name; or that all of them held."""
     for name, outcome in outcomes:
         if not outcome.ok:
-            return Outcome(False, f"{name}: {outcome.expected}", f"{name}: {outcome.came}")
+            return Outcome(False, f"{name}: {outcome.expected}", f"{name}: {outcome.actual}")
     return Outcome(True, "all", "all")
 
 
@@ -95,18 +95,18 @@ def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch
     except NotApplicableError:
         raise
     except (Exception, SystemExit) as error:
-        return Outcome(False, "an answer", described(error))
+        return Outcome(False, "an answer", describe_error(error))
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error in words, with the innermost line of the subject's own code."""
     try:
-        said = str(error)
+        message = str(error)
     except Exception as other:  # of the subject's own class
-        said = f"its message cannot be read: {type(other).__name__}"
-    if len(said) > MOST_SAID:
-        said = f"{said[:MOST_SAID]} … ({len(said):,} characters)"
-    return f"{type(error).__name__}: {said}{own_line(walk_tb(error.__traceback__))}"
+        message = f"its message cannot be read: {type(other).__name__}"
+    if len(message) > MAX_MESSAGE_CHARACTERS:
+        message = f"{message[:MAX_MESSAGE_CHARACTERS]} … ({len(message):,} characters)"
+    return f"{type(error).__name__}: {message}{own_line(walk_tb(error.__traceback__))}"
 
 
 def own_line(steps: Iterable[tuple[FrameType, int]]) -> str:

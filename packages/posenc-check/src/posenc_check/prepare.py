@@ -15,9 +15,9 @@ from torch import nn
 from posenc.arguments import check_choice, check_flag, check_name, check_type, number, shown, whole
 from posenc.encoding.claims import ClaimError
 from posenc_check.checks.purity import equal
-from posenc_check.outcome import described, near
+from posenc_check.outcome import describe_error, near
 from posenc_check.standalone import check_sources
-from posenc_check.state import kept
+from posenc_check.state import restored_state
 from posenc_check.subjects import Batch, Model, NotApplicableError, Subject, kind_of
 from posenc_check.trial import Plan, padded
 
@@ -42,13 +42,13 @@ def _numbers(name: str, values: Any) -> None:
         number(f"{name}[{index}]", value)
 
 
-def _of(*kinds: Any) -> Callable[[str, Any], object]:
+def _type_rule(*kinds: Any) -> Callable[[str, Any], object]:
     return lambda name, value: check_type(name, value, *kinds)
 
 
 # The rule for each field of a subject, of any kind; optional fields may also be None.
-OF_FIELDS: dict[str, Callable[[str, Any], object]] = {
-    "options varied other_layout": _of(Mapping),
+FIELD_RULES: dict[str, Callable[[str, Any], object]] = {
+    "options varied other_layout": _type_rule(Mapping),
     "refused backends": partial(_each, kind=Mapping, kinds="mappings"),
     "causal linear_memory compiles exports normalized order_free": check_flag,
     "axes window max_positions distinct_to threshold depth heads head_dim dim": whole,
@@ -60,20 +60,20 @@ OF_FIELDS: dict[str, Callable[[str, Any], object]] = {
     "direction": partial(check_choice, choices=("forward", "backward")),
     "layout": partial(check_choice, choices=("half", "interleaved")),
     "state": partial(_each, kind=str, kinds="names"),
-    "flat": _of(Mapping, None),
-    "relative directed": _of(bool, None),
-    "heads_option": _of(str),
-    "device": _of(str, torch.device),
+    "flat": _type_rule(Mapping, None),
+    "relative directed": _type_rule(bool, None),
+    "heads_option": _type_rule(str),
+    "device": _type_rule(str, torch.device),
     "seed": lambda name, value: callable(value) or whole(name, value, -(2**63), 2**64 - 1),  # what a generator takes
 }
-RULES = {name: rule for names, rule in OF_FIELDS.items() for name in names.split()}
+RULES = {name: rule for names, rule in FIELD_RULES.items() for name in names.split()}
 OPTIONAL = {"max_positions", "distinct_to", "threshold", "base", "scale", "frequencies", "slopes", "computes_in"}
 OPTIONAL |= {"layout", "rotary_dim", "flat", "relative", "directed", "direction"}
 OPTIONAL |= {"window", "max_grid"}
 
 
 # Usual names of the parameters of call, by their names here: the first that this kind of subject has is suggested.
-USUAL: dict[tuple[str, ...], str] = {
+COMMON_PARAMETER_NAMES: dict[tuple[str, ...], str] = {
     ("positions", "query_positions"): "position_ids pos pos_ids position input_pos p t idx indices cache_position",
     ("query_positions", "positions"): "q_pos q_positions context_position",
     ("key_positions", "memory_positions"): "k_pos k_positions memory_position",
@@ -90,19 +90,19 @@ USUAL: dict[tuple[str, ...], str] = {
 }
 
 
-def prepared(subject: Subject) -> tuple[Subject, str]:
+def prepare_subject(subject: Subject) -> tuple[Subject, str]:
     """The subject in the dtype in which it is checked, float32 if it does not run in float64; and why. Raises
     ValueError as `check` does."""
     check_type("subject", subject, Subject)
     _check_claims(subject)
     check_sources(subject)
     _check_parameters(subject)
-    subject, why = _that_runs(subject)
+    subject, why = _in_working_dtype(subject)
     _check_builds(subject)
     if subject.like is not None:
         from posenc_check.like import check_like  # needs all backends
 
-        with quiet():
+        with without_warnings():
             check_like(subject)
     return subject, why
 
@@ -128,32 +128,38 @@ def _check_claims(subject: Subject) -> None:
 
 def _check_parameters(subject: Subject) -> None:
     """Raises ValueError for a parameter of ``call`` that this kind of subject does not provide."""
-    for parameter in list(signature(subject.call).parameters.values())[subject.by_place :] if subject.gives else ():
-        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or parameter.name in subject.gives:
+    parameters = list(signature(subject.call).parameters.values())[subject.positional_count :]
+    for parameter in parameters if subject.known_parameters else ():
+        if (
+            parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+            or parameter.name in subject.known_parameters
+        ):
             continue
         what, name = f"a parameter of call for a {type(subject).__name__}", parameter.name
-        ours = next((ours for ours, theirs in USUAL.items() if name in theirs.split()), ())
-        usual = next((one for one in ours if one in subject.gives), None)
+        ours = next((ours for ours, theirs in COMMON_PARAMETER_NAMES.items() if name in theirs.split()), ())
+        usual = next((one for one in ours if one in subject.known_parameters), None)
         if usual is not None:
             raise ValueError(
-                f"{what} must be one of {', '.join(subject.gives)}, got {name!r} (did you mean {usual!r}?)"
+                f"{what} must be one of {', '.join(subject.known_parameters)}, got {name!r} (did you mean {usual!r}?)"
             )
-        check_name(what, name, subject.gives)
+        check_name(what, name, subject.known_parameters)
 
 
-def _that_runs(subject: Subject) -> tuple[Subject, str]:
+def _in_working_dtype(subject: Subject) -> tuple[Subject, str]:
     """The subject in float64; or in float32, and why, if it does not run in float64, or is not finite there alone."""
-    single, batch = replace(subject, dtype=torch.float32), _small(subject)
+    single, batch = replace(subject, dtype=torch.float32), _small_batch(subject)
     out: Any  # whatever call gives
     try:
-        with quiet():
+        with without_warnings():
             out = subject.run(subject.make(), batch)
     except ClaimError:
         raise
     except (Exception, SystemExit) as error:
         if subject.dtype == torch.float64:
-            return _that_runs(single)[0], f"run in float32: in float64 it raises {described(error)}"
-        raise ValueError(f"the subject does not run: {described(error)}. {_given_to(subject, batch)}") from error
+            return _in_working_dtype(single)[0], f"run in float32: in float64 it raises {describe_error(error)}"
+        raise ValueError(
+            f"the subject does not run: {describe_error(error)}. {_call_advice(subject, batch)}"
+        ) from error
     if not isinstance(out, torch.Tensor):
         more = ": end it with `return output`, or let it take a `cache`, if the second is one"
         raise ValueError(
@@ -170,7 +176,7 @@ def _that_runs(subject: Subject) -> tuple[Subject, str]:
     return subject, ""
 
 
-def _small(subject: Subject) -> Batch:
+def _small_batch(subject: Subject) -> Batch:
     plan = Plan(subject)
     return plan.text(1, plan.room(5))
 
@@ -189,7 +195,7 @@ def _with_padding(subject: Subject) -> Iterator[Batch]:
 def _is_finite(subject: Subject, batch: Batch) -> bool | None:
     """Whether the subject runs with finite outputs; None if it cannot be given such a batch."""
     try:
-        with quiet():
+        with without_warnings():
             return bool(subject.run(subject.make(), batch).isfinite().all())
     except NotApplicableError:
         return None
@@ -199,15 +205,17 @@ def _is_finite(subject: Subject, batch: Batch) -> bool | None:
 
 def _check_builds(subject: Subject) -> None:
     """Raises ValueError unless two builds from one seed are the same: ``seed`` must seed all generators in use."""
-    batch = _small(subject)
-    with quiet():
+    batch = _small_batch(subject)
+    with without_warnings():
         first, second = subject.make(), subject.make()
         out, again, other = (subject.run(made, batch) for made in (first, first, second))
     # A call that draws random numbers is found by the check of purity; and a buffer that affects no output, such as
     # uninitialised memory, may hold anything.
-    if _alike(out, again) and not _alike(out, other):
+    if _equal_up_to_rounding(out, again) and not _equal_up_to_rounding(out, other):
         held = [made.state_dict() if isinstance(made, nn.Module) else {} for made in (first, second)]
-        differing = next((repr(name) for name, x in held[0].items() if not _alike(x, held[1][name])), "its outputs")
+        differing = next(
+            (repr(name) for name, x in held[0].items() if not _equal_up_to_rounding(x, held[1][name])), "its outputs"
+        )
         seeds = f"seed={subject.seed.__qualname__} does" if callable(subject.seed) else "torch's seed does"
         raise ValueError(
             f"build must give the same from the same seed, got two that differ in {differing}, which {seeds} not fix. "
@@ -216,13 +224,13 @@ def _check_builds(subject: Subject) -> None:
         )
 
 
-def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+def _equal_up_to_rounding(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors are the same up to rounding: the order of sums may depend on the alignment of memory."""
     numbers = first.is_floating_point() and first.numel() > 0
     return equal(first, second) or (numbers and near(first, second, 2**-20 * float(first.detach().abs().max())).ok)
 
 
-def _given_to(subject: Subject, batch: Batch) -> str:
+def _call_advice(subject: Subject, batch: Batch) -> str:
     """What a failing call was given, and what to claim to change that."""
     kind, sizes = type(subject).__name__, [name for name in ("heads", "head_dim", "dim") if hasattr(subject, name)]
     said = " and ".join(f"{name}={getattr(subject, name)}" for name in sizes)
@@ -239,12 +247,12 @@ def _given_to(subject: Subject, batch: Batch) -> str:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """Suppresses warnings of the subject and logs of the compiler, and restores the global state that it changes."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
-        with kept(), warnings.catch_warnings():
+        with restored_state(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:

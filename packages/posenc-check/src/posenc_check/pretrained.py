@@ -22,7 +22,7 @@ from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
 from posenc.schemes.t5 import T5
 
-MOST = 500_000_000  # parameters, since some checks hold several copies of the model in float32
+MAX_PARAMETERS = 500_000_000  # parameters, since some checks hold several copies of the model in float32
 TEXT = 48  # checks use token ids below this, so the padding id must be another
 RELATIVE = (ALiBi, NoPE, RoPE, T5)
 BY_PADDING = frozenset({"camembert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"})
@@ -47,7 +47,7 @@ def pretrained(place: str) -> Pretrained:
     model is causal and relative, and how many positions its table has.
 
     Raises ValueError if transformers is not installed or the model does not exist, for an encoder-decoder model, for
-    quantized weights, and for more than ``MOST`` parameters.
+    quantized weights, and for more than ``MAX_PARAMETERS`` parameters.
     """
     if importlib.util.find_spec("transformers") is None:
         raise ValueError("hf: needs transformers, which is not installed: pip install 'posenc[huggingface]'")
@@ -63,10 +63,10 @@ def pretrained(place: str) -> Pretrained:
         )
     kind = _class_of(place, config)
     count = _parameters(kind, config)
-    if count > MOST:
+    if count > MAX_PARAMETERS:
         raise ValueError(
             f"hf:{place} has {count:,} parameters, {count * 4 / 2**30:.1f} GiB in float32, which is too large to "
-            f"check (at most {MOST:,}). Copy its config.json to another folder, with fewer layers"
+            f"check (at most {MAX_PARAMETERS:,}). Copy its config.json to another folder, with fewer layers"
         )
     options: dict[str, Any] = {"place": str(Path(place).absolute()) if Path(place).is_dir() else place}
     options["kind"] = kind.__name__

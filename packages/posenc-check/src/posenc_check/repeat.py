@@ -59,5 +59,5 @@ def repeat(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Ba
         print("not applicable:", error)
         return 2
     print("expected:", outcome.expected)
-    print("came:    ", outcome.came)
+    print("came:    ", outcome.actual)
     return 0 if outcome.ok else 1

@@ -223,7 +223,7 @@ def _finding(finding: Finding, entry: Check, trial: Trial, folder: str) -> Data:
     batch = given(finding.batch)
     return {
         "expected": finding.expected,
-        "came": finding.came,
+        "came": finding.actual,
         "input": ", ".join(f"{name}={value!r}" for name, value in (batch | finding.values).items()),
         "batch": _jsonable(batch),
         "values": _jsonable(finding.values),

@@ -20,23 +20,23 @@ from posenc.command.progress import Progress
 from posenc.encoding.claims import ClaimError, tried
 from posenc_check import watch
 from posenc_check.checks import CHECKS
-from posenc_check.outcome import Outcome, described, outcome_of, own_line
-from posenc_check.prepare import prepared, quiet
+from posenc_check.outcome import Outcome, describe_error, outcome_of, own_line
+from posenc_check.prepare import prepare_subject, without_warnings
 from posenc_check.shrink import shrink
 from posenc_check.standalone import given, script
 from posenc_check.subjects import Batch, NotApplicableError, Subject
 from posenc_check.trial import LENGTHS, LONGEST, NOTHING_TO_DO, THREADS, Case, Check, Plan, Trial
 
 PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
-LONG = Case(Batch([[0] * 24]))  # the longest batch that a plan itself runs
+LONGEST_PLAN_CASE = Case(Batch([[0] * 24]))  # the longest batch that a plan itself runs
 NOT_CHECKED = "not checked"  # of a claim
-SECONDS = 60.0  # for each check
-BEFORE = 10  # times as many seconds before the checks, when weights may be downloaded
+SECONDS_PER_CHECK = 60.0  # for each check
+PREPARATION_FACTOR = 10  # times as many seconds before the checks, when weights may be downloaded
 SHRINK_SHARE = 0.5  # the share of the time left that may be spent on shrinking a finding
-GRACE = 5.0  # further seconds in which a case that has begun may end by itself
-IN_FLOAT32 = "run in float32: in float64 there were numbers that are not finite"
-AGAIN = 1.0  # seconds after which a case that continues is interrupted again
-LAST = 10.0  # further seconds after which a watched process is ended, if no alarm stopped it
+SECONDS_OF_GRACE = 5.0  # further seconds in which a case that has begun may end by itself
+FLOAT32_NOTE = "run in float32: in float64 there were numbers that are not finite"
+SECONDS_BETWEEN_INTERRUPTS = 1.0  # seconds after which a case that continues is interrupted again
+SECONDS_UNTIL_KILL = 10.0  # further seconds after which a watched process is ended, if no alarm stopped it
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Finding:
     """What a check found: the smallest input that shows it, and a script that reproduces it without this package."""
 
     expected: str
-    came: str
+    actual: str
     batch: Batch
     values: dict[str, Any]
     script: str
@@ -78,7 +78,7 @@ class Result:
     @property
     def reason(self) -> str:
         """Why trials were not applicable, or did not finish."""
-        return _said_of([trial.reason for trial in self.trials if trial.reason])
+        return _join_reasons([trial.reason for trial in self.trials if trial.reason])
 
     @property
     def threads(self) -> list[str]:
@@ -129,7 +129,7 @@ class Report:
             ends = [ended[number][n] for number, n in of if number in ended]
             if len(ends) == len(of) and all(end.status == NOT_APPLICABLE for end in ends):
                 said, numbers = f"{claim}={shown(claimed[claim])}", tuple(dict.fromkeys(number for number, _ in of))
-                found.append(NotChecked(claim, said, _said_of([end.reason for end in ends]), numbers))
+                found.append(NotChecked(claim, said, _join_reasons([end.reason for end in ends]), numbers))
         return found
 
     @property
@@ -138,7 +138,7 @@ class Report:
         return [(r.check, trial) for r in self.results for trial in r.trials if trial.finding is not None]
 
 
-def _said_of(reasons: list[str]) -> str:
+def _join_reasons(reasons: list[str]) -> str:
     """Each reason once; if some say what can be done, those alone."""
     helpful = [reason for reason in reasons if not reason.startswith(NOTHING_TO_DO)]
     first, *others = dict.fromkeys(helpful or reasons or [""])
@@ -153,7 +153,7 @@ def check(
     lengths: Sequence[int] = LENGTHS,
     longest: int = LONGEST,
     seed: int = 0,
-    seconds: float = SECONDS,
+    seconds: float = SECONDS_PER_CHECK,
     progress: Progress | None = None,
 ) -> Report:
     """Runs the checks of these numbers (None: all) on a subject.
@@ -168,12 +168,12 @@ def check(
     progress = Progress() if progress is None else progress
     # Imported before any time limit: an interrupted import would leave the module half initialised.
     importlib.import_module("torch._dynamo")
-    wanted = chosen(checks)
+    wanted = select_checks(checks)
     lengths, longest = _whole_numbers("lengths", lengths), whole("longest", longest)
     if not lengths or min(lengths) < 1 or longest < max(lengths):
         raise ValueError(f"lengths must be from 1 to longest = {longest}, got {lengths}")
     seed = whole("seed", seed, 0)
-    subject, note = ready(subject, seconds, name or "the subject")
+    subject, note = prepare_in_time(subject, seconds, name or "the subject")
     report = Report(subject, name or subject.build.__qualname__)
     report.settings.update(seed=seed, lengths=lengths, longest=longest, seconds=seconds, dtype=str(subject.dtype))
     if note:
@@ -192,32 +192,33 @@ def check(
     return report
 
 
-def checked_seconds(seconds: float) -> float:
+def require_seconds(seconds: float) -> float:
     """The seconds of a check. ValueError for what is no number above 0."""
     if not number("seconds", seconds) > 0:
         raise ValueError(f"seconds must be above 0, got {seconds}")
     return seconds
 
 
-def ready(subject: Subject, seconds: float, name: str) -> tuple[Subject, str]:
-    """`prepared`, with a time limit of ten times the seconds of a check. Raises ValueError if the subject does not run,
-    or does not return; `ClaimError` for a scheme of posenc with a term that is not what its `Distance` declares."""
-    allowed = BEFORE * checked_seconds(seconds)
-    watch.at(f"{name}: before the checks", allowed + GRACE + LAST)
+def prepare_in_time(subject: Subject, seconds: float, name: str) -> tuple[Subject, str]:
+    """`prepare_subject`, with a time limit of ten times the seconds of a check. Raises ValueError if the subject does
+    not run, or does not return; `ClaimError` for a scheme of posenc with a term that is not what its `Distance`
+    declares."""
+    allowed = PREPARATION_FACTOR * require_seconds(seconds)
+    watch.record_stage(f"{name}: before the checks", allowed + SECONDS_OF_GRACE + SECONDS_UNTIL_KILL)
     try:
-        with _alarm(time.monotonic() + allowed), tried():
-            return prepared(subject)
+        with _time_limit(time.monotonic() + allowed), tried():
+            return prepare_subject(subject)
     except _TimeIsUp:
         raise ValueError(f"the subject does not return within {allowed:g} s, ten times `seconds`") from None
     except (ClaimError, KeyboardInterrupt):
         raise
     except BaseException as error:
         if isinstance(error, ValueError) and not own_line(walk_tb(error.__traceback__)):
-            raise  # what `prepared` says of the subject
-        raise ValueError(f"the subject does not run: {described(error)}") from error
+            raise  # what `prepare_subject` says of the subject
+        raise ValueError(f"the subject does not run: {describe_error(error)}") from error
 
 
-def chosen(checks: Sequence[int] | None) -> list[Check]:
+def select_checks(checks: Sequence[int] | None) -> list[Check]:
     """The checks of these numbers, in their order; None: all. ValueError for a number that is none of them."""
     every = [entry.number for entry in CHECKS]
     wanted = every if checks is None else _whole_numbers("checks", checks)
@@ -247,27 +248,30 @@ def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
 def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> TrialResult:
     done, reasons, again = 0, [], False
     found: list[tuple[Case, Outcome]] = []  # each smaller than the one before it
-    watch.at(f"{name}: {entry.number}. {entry.name}, {trial.name}", max(until - time.monotonic(), 0) + GRACE + LAST)
+    watch.record_stage(
+        f"{name}: {entry.number}. {entry.name}, {trial.name}",
+        max(until - time.monotonic(), 0) + SECONDS_OF_GRACE + SECONDS_UNTIL_KILL,
+    )
     try:
-        with quiet(), _alarm(until):
+        with without_warnings(), _time_limit(until):
             for case in trial.cases(plan, **trial.kind):
                 if time.monotonic() > until:
                     return TrialResult(trial.name, UNFINISHED, done, f"the time was up after {done} cases")
                 try:
-                    case, outcome = _tried(trial, plan, case)
+                    case, outcome = _run_case(trial, plan, case)
                 except NotApplicableError as error:
                     reasons.append(str(error))
                     continue
                 again = not (outcome.ok or outcome.finite) and plan.subject.dtype == torch.float64
                 if again:
                     break
-                if not outcome.ok and (reason := unclaimed_end(plan.subject, case, outcome)):
+                if not outcome.ok and (reason := unclaimed_limit(plan.subject, case, outcome)):
                     reasons.append(reason)
                     continue
                 if not outcome.ok:
                     stop = time.monotonic() + max(until - time.monotonic(), 0) * SHRINK_SHARE
                     found.append((case, outcome))
-                    _make_smaller(trial, plan, found, stop)
+                    _shrink_finding(trial, plan, found, stop)
                     break
                 done += 1
     except NotApplicableError as error:
@@ -282,17 +286,19 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
             raise
         if not found:
             if isinstance(error, Exception):  # what pytest.skip raises is none, and the subject may raise it again
-                with quiet():
-                    reason = unclaimed_end(plan.subject, LONG, Outcome(False, "an answer", described(error)))
+                with without_warnings():
+                    reason = unclaimed_limit(
+                        plan.subject, LONGEST_PLAN_CASE, Outcome(False, "an answer", describe_error(error))
+                    )
                 if reason:
                     return TrialResult(trial.name, NOT_APPLICABLE, 0, reason)
             code = getattr(plan.subject.call, "__code__", None)
             own = any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__))
-            reason = f"the cases could not be made: {'your call raised ' if own else ''}{described(error)}"
+            reason = f"the cases could not be made: {'your call raised ' if own else ''}{describe_error(error)}"
             return TrialResult(trial.name, UNFINISHED, done, reason)
     if again:  # in float64, a mask of the lowest float32 number may become -inf when it is cast
         single = replace(plan, subject=replace(plan.subject, dtype=torch.float32))
-        return replace(_trial(entry, trial, single, name, until), note=IN_FLOAT32)
+        return replace(_trial(entry, trial, single, name, until), note=FLOAT32_NOTE)
     if found:  # the script is made after the alarm, which would stop it halfway
         return TrialResult(trial.name, FINDING, done + 1, "", _finding(entry, trial, plan, name, *found[-1]))
     if done:
@@ -301,41 +307,41 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     return TrialResult(trial.name, NOT_APPLICABLE, 0, why)
 
 
-def _tried(trial: Trial, plan: Plan, case: Case) -> tuple[Case, Outcome]:
+def _run_case(trial: Trial, plan: Plan, case: Case) -> tuple[Case, Outcome]:
     """The case, with the values that the oracle adds to it, and its outcome."""
     if trial.oracle is not None:
         case = Case(case.batch, {**case.values, **trial.oracle(plan.subject, case.batch, **case.values)})
     return case, outcome_of(trial.function, plan.subject, case.batch, **case.values)
 
 
-def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], until: float) -> None:
+def _shrink_finding(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], until: float) -> None:
     """Appends smaller and smaller cases that show the same finding."""
     case, first = found[-1]
 
     def shows(smaller: Batch) -> bool:
         try:
-            tried, outcome = _tried(trial, plan, Case(smaller, case.values))
+            tried, outcome = _run_case(trial, plan, Case(smaller, case.values))
         except NotApplicableError:
             return False
-        if outcome.ok or _kind(outcome) != _kind(first):
+        if outcome.ok or _difference_kind(outcome) != _difference_kind(first):
             return False
         found.append((tried, outcome))
         return True
 
-    shrink(case.batch, shows, enough=lambda: time.monotonic() > until)
+    shrink(case.batch, shows, is_finished=lambda: time.monotonic() > until)
 
 
 def _finding(entry: Check, trial: Trial, plan: Plan, name: str, case: Case, found: Outcome) -> Finding:
     heading = [f"{name}: check {entry.number}, {entry.name}, {trial.name}", entry.rule]
     heading += [f"What to do: {remedy}"] if (remedy := entry.remedy_of(trial)) else []
-    with quiet():
-        made = script(plan.subject, trial, case, "\n".join(heading), entry.script_of(trial.name))
-    return Finding(found.expected, found.came, case.batch, dict(case.values), made)
+    with without_warnings():
+        script_text = script(plan.subject, trial, case, "\n".join(heading), entry.script_of(trial.name))
+    return Finding(found.expected, found.actual, case.batch, dict(case.values), script_text)
 
 
-def _kind(outcome: Outcome) -> str:
+def _difference_kind(outcome: Outcome) -> str:
     """What must stay the same while a finding is shrunk: whether it is an error, and its message without numbers."""
-    return re.sub(r"\d+", "0", outcome.came) if outcome.expected == "an answer" else "a difference"
+    return re.sub(r"\d+", "0", outcome.actual) if outcome.expected == "an answer" else "a difference"
 
 
 class _TimeIsUp(BaseException):
@@ -343,7 +349,7 @@ class _TimeIsUp(BaseException):
 
 
 @contextlib.contextmanager
-def _alarm(until: float) -> Iterator[None]:
+def _time_limit(until: float) -> Iterator[None]:
     """Raises `_TimeIsUp` soon after ``until``, and again if the subject continues; outside the main thread, where
     signals do not work, it does nothing. A timer of the caller continues afterwards with the rest of its time."""
     reaches = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
@@ -359,8 +365,8 @@ def _alarm(until: float) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, ring)
     try:
         try:
-            after = max(until - begun, 0.0) + GRACE
-            signal.setitimer(signal.ITIMER_REAL, min(after, threading.TIMEOUT_MAX), AGAIN)
+            after = max(until - begun, 0.0) + SECONDS_OF_GRACE
+            signal.setitimer(signal.ITIMER_REAL, min(after, threading.TIMEOUT_MAX), SECONDS_BETWEEN_INTERRUPTS)
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -372,30 +378,32 @@ def _alarm(until: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, max(left, 1e-6), interval)  # at once if its time is over
 
 
-NEAR = 4  # a position that every subject has
+NEAR_POSITION = 4  # a position that every subject has
 # The errors of a table that is read past its end, or cut to fewer rows than there are tokens; or errors raised on
 # purpose. Any error class that is not built in counts too.
 PAST_THE_END = r"""(?xs) (IndexError|ValueError|AssertionError)\b
     | RuntimeError: .* (size\ of\ tensor | expanded\ size | must\ match) | .* line\ \d+:\ raise\b"""
 
 
-def unclaimed_end(subject: Subject, case: Case, outcome: Outcome) -> str:
+def unclaimed_limit(subject: Subject, case: Case, outcome: Outcome) -> str:
     """What to claim if plain rows that reach as far, or further, fail alike, and near 0 do not; else ""."""
-    kind = outcome.came.partition(":")[0]
-    error = re.match(PAST_THE_END, outcome.came) or not hasattr(builtins, kind)
+    kind = outcome.actual.partition(":")[0]
+    error = re.match(PAST_THE_END, outcome.actual) or not hasattr(builtins, kind)
     if subject.max_positions is not None or outcome.expected != "an answer" or not error:
         return ""
     # A trial may move the batch by one of its values.
     reach = max([case.batch.tokens - 1, *_numbers(case.batch.positions), *_numbers(case.values)])
-    if reach <= NEAR:
+    if reach <= NEAR_POSITION:
         return ""
     given = case.batch.positions is not None
     farther = (reach, reach + 1, 2 * reach + 1)
-    ends = _error(subject, NEAR, given) == "" and all(_error(subject, p, given) == kind for p in farther)
-    return f"claim max_positions, for there are positions that it lacks: {outcome.came}" if ends else ""
+    ends = _error_kind(subject, NEAR_POSITION, given) == "" and all(
+        _error_kind(subject, p, given) == kind for p in farther
+    )
+    return f"claim max_positions, for there are positions that it lacks: {outcome.actual}" if ends else ""
 
 
-def _error(subject: Subject, position: int, given: bool) -> str:
+def _error_kind(subject: Subject, position: int, given: bool) -> str:
     """The kind of error raised by a plain row whose last token is at this position, which is ``given`` or an index."""
     try:
         if given:
@@ -405,7 +413,7 @@ def _error(subject: Subject, position: int, given: bool) -> str:
     except NotApplicableError:
         return "it cannot be given such a row"
     except (Exception, SystemExit) as error:
-        return described(error).partition(":")[0]
+        return describe_error(error).partition(":")[0]
     return ""
 
 

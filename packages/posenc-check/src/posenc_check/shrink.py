@@ -6,22 +6,22 @@ from itertools import accumulate, pairwise
 
 from posenc_check.subjects import PADDING, Batch
 
-TRIES = 600  # of each kind of step
+TRIES_PER_STEP = 600  # of each kind of step
 
 
-def shrink(batch: Batch, shows: Callable[[Batch], bool], enough: Callable[[], bool] = lambda: False) -> Batch:
+def shrink(batch: Batch, shows: Callable[[Batch], bool], is_finished: Callable[[], bool] = lambda: False) -> Batch:
     """The smallest and simplest batch found for which ``shows`` is true, starting from one for which it is.
 
     Greedy: rows and tokens are left out first, then contents and positions are lowered, until no step that is left
-    still shows it, each kind of step was tried 600 times, or ``enough()``. Where it is not ``enough`` that ends it, the
-    same batch gives the same.
+    still shows it, each kind of step was tried 600 times, or ``is_finished()``. Where it is not ``is_finished`` that
+    ends it, the same batch gives the same.
     """
-    left = {_smaller: TRIES, _simpler: TRIES}
+    left = {_smaller: TRIES_PER_STEP, _simpler: TRIES_PER_STEP}
     before = None
     while batch != before:
         before = batch
         for steps in left:
-            batch, left[steps] = _greedy(batch, shows, steps, left[steps], enough)
+            batch, left[steps] = _greedy(batch, shows, steps, left[steps], is_finished)
     return batch
 
 
@@ -30,11 +30,11 @@ def _greedy(
     shows: Callable[[Batch], bool],
     steps: Callable[[Batch], Iterator[Batch]],
     tries: int,
-    enough: Callable[[], bool],
+    is_finished: Callable[[], bool],
 ) -> tuple[Batch, int]:
     """The batch after all steps that still show the finding, and the number of tries left."""
     candidates = steps(batch)
-    while tries and not enough():
+    while tries and not is_finished():
         candidate = next(candidates, None)
         if candidate is None:
             break
@@ -84,12 +84,12 @@ def _simpler(batch: Batch) -> Iterator[Batch]:
     yield from _lower(batch)
 
 
-def _numbered(rows: list[list[int]], *kept: int) -> list[list[int]]:
+def _numbered(rows: list[list[int]], *remaining: int) -> list[list[int]]:
     """Each row with its values renumbered 0, 1, 2, … in the order of their first occurrence."""
     numbered = []
     for row in rows:
-        values = list(dict.fromkeys(value for value in row if value not in kept))
-        numbered.append([value if value in kept else values.index(value) for value in row])
+        values = list(dict.fromkeys(value for value in row if value not in remaining))
+        numbered.append([value if value in remaining else values.index(value) for value in row])
     return numbered
 
 
@@ -114,7 +114,7 @@ def _lower(batch: Batch) -> Iterator[Batch]:
         for rows, start, most in moves:
             amount = int(most)
             while amount > 0:
-                moved = batch.moved(-amount, axis=axis).positions or []
+                moved = batch.shifted(-amount, axis=axis).positions or []
                 lower = [there[:start] + here[start:] for there, here in zip(positions, moved, strict=True)]
                 yield replace(batch, positions=[lower[n] if n in rows else row for n, row in enumerate(positions)])
                 amount //= 2
@@ -122,11 +122,11 @@ def _lower(batch: Batch) -> Iterator[Batch]:
 
 def without(batch: Batch, tokens: Collection[int], row: int | None = None) -> Batch:
     """The batch without these tokens, and without one row if it is given."""
-    kept = [n for n in range(batch.tokens) if n not in tokens]
-    chunks = [sum(start <= n < end for n in kept) for start, end in pairwise(accumulate(batch.chunks, initial=0))]
+    remaining = [n for n in range(batch.tokens) if n not in tokens]
+    chunks = [sum(start <= n < end for n in remaining) for start, end in pairwise(accumulate(batch.chunks, initial=0))]
     queries, keys = (
-        None if which is None else tuple(kept.index(n) for n in which if n in kept)
+        None if which is None else tuple(remaining.index(n) for n in which if n in remaining)
         for which in (batch.queries, batch.keys)
     )
-    picked = batch.pick(kept, *(n for n in range(len(batch.ids)) if n != row))
+    picked = batch.pick(remaining, *(n for n in range(len(batch.ids)) if n != row))
     return replace(picked, chunks=tuple(filter(None, chunks)), queries=queries, keys=keys, grid=batch.grid)

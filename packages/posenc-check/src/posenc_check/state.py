@@ -22,7 +22,7 @@ def _generators() -> list[tuple[Any, Any]]:
 
 
 @contextlib.contextmanager
-def kept(of_torch: bool = True) -> Iterator[None]:
+def restored_state(with_torch: bool = True) -> Iterator[None]:
     """Restores the standard streams and the folder; and, if asked for, the generators and the settings of torch."""
     settings: tuple[tuple[Any, Any], ...] = (
         (torch.get_default_dtype, torch.set_default_dtype),
@@ -30,8 +30,8 @@ def kept(of_torch: bool = True) -> Iterator[None]:
         (torch.get_num_threads, torch.set_num_threads),
         (torch.is_grad_enabled, torch.set_grad_enabled),
     )
-    streams, generators = (sys.stdin, sys.stdout, sys.stderr), _generators() if of_torch else []
-    before = [get() for get, _ in settings] if of_torch else []
+    streams, generators = (sys.stdin, sys.stdout, sys.stderr), _generators() if with_torch else []
+    before = [get() for get, _ in settings] if with_torch else []
     folder = None
     with contextlib.suppress(FileNotFoundError):  # it was deleted
         folder = os.getcwd()

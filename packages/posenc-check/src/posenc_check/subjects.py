@@ -87,7 +87,7 @@ class Batch:
 
         return Batch(of(self.ids) or [], of(self.positions), of(self.document), of(self.order))
 
-    def moved(self, by: int, apart: int = 1, axis: int | None = None) -> "Batch":
+    def shifted(self, by: int, apart: int = 1, axis: int | None = None) -> "Batch":
         """All positions, those of padding too, multiplied by ``apart`` and moved ``by`` some amount; or one axis."""
 
         def there(p: Any, n: int | None = None) -> Any:
@@ -98,7 +98,7 @@ class Batch:
         given = self.positions or [list(range(self.tokens))] * len(self.ids)
         return replace(self, positions=[[there(p) for p in row] for row in given])
 
-    def owed(self, x: Tensor) -> Tensor:
+    def masked_outputs(self, x: Tensor) -> Tensor:
         """x (rows, tokens, …) with zeros at padding, where outputs may be anything."""
         if self.document is None:
             return x
@@ -145,8 +145,8 @@ class Subject:
       seeds them, such as ``keras.utils.set_random_seed``.
     """
 
-    by_place: ClassVar[int] = 1  # the number of parameters of call that are positional, whatever their names
-    gives: ClassVar[tuple[str, ...]] = ()  # the names of the others; if empty, they are not checked
+    positional_count: ClassVar[int] = 1  # the number of parameters of call that are positional, whatever their names
+    known_parameters: ClassVar[tuple[str, ...]] = ()  # the names of the others; if empty, they are not checked
 
     build: Callable[..., Any]
     call: Callable[..., Any]
@@ -182,21 +182,21 @@ class Subject:
     seed: int | Callable[[int], object] = 0
     drawing: int = 0  # which of the draws: another one has other parameters
 
-    def sow(self) -> None:
+    def seed_all(self) -> None:
         """Seeds torch, and calls ``seed`` if it is a function."""
         number = self.drawing if callable(self.seed) else self.seed + self.drawing
         (torch.default_generator if self.device == "cpu" else torch).manual_seed(number)  # torch's takes 1 ms
         if callable(self.seed):
             self.seed(number)
 
-    def drawn_anew(self) -> "Subject":
+    def with_next_seed(self) -> "Subject":
         """The same subject with parameters drawn from another seed."""
         return replace(self, drawing=self.drawing + 1)
 
     def make(self, **changed: Any) -> Any:
         """Builds it, in the subject's dtype and in evaluation mode; the same at every call."""
         with torch.random.fork_rng(devices=()):
-            self.sow()
+            self.seed_all()
             made = self.build(**{**self.options, **changed})
             if isinstance(made, nn.Module):
                 with torch.no_grad():
@@ -310,7 +310,7 @@ def attend(
     return weights.to(value.dtype) @ value, scores.logsumexp(-1)
 
 
-def asked(batch: Batch) -> tuple[list[int], list[int]]:
+def query_and_key_tokens(batch: Batch) -> tuple[list[int], list[int]]:
     """The tokens that are queries, and those that are keys."""
     everyone = list(range(batch.tokens))
     return list(batch.queries or everyone), list(batch.keys or everyone)
@@ -380,7 +380,7 @@ class Rotary(_Heads):
     ``other_layout``: options that build the same in the other layout.
     """
 
-    gives: ClassVar[tuple[str, ...]] = ("x", "query", "key", "positions", "offset")
+    known_parameters: ClassVar[tuple[str, ...]] = ("x", "query", "key", "positions", "offset")
 
     frequencies: Sequence[float] | None = None
     base: float | None = None
@@ -416,7 +416,7 @@ class Bias(_Heads):
     ``heads_option``, the option that says how many heads there are, for those that ALiBi publishes for any number.
     """
 
-    gives: ClassVar[tuple[str, ...]] = ("query_positions", "key_positions", "query_length", "key_length")
+    known_parameters: ClassVar[tuple[str, ...]] = ("query_positions", "key_positions", "query_length", "key_length")
 
     slopes: Sequence[float] | None = None
     heads_option: str = ""
@@ -448,8 +448,8 @@ class Attention(_Heads):
     them.
     """
 
-    by_place: ClassVar[int] = 4
-    gives: ClassVar[tuple[str, ...]] = (
+    positional_count: ClassVar[int] = 4
+    known_parameters: ClassVar[tuple[str, ...]] = (
         "query_positions",
         "key_positions",
         "query_document",
@@ -512,8 +512,8 @@ class Layer(Subject):
     take a cache. A parameter with a default is left out where there is nothing to say.
     """
 
-    by_place: ClassVar[int] = 2
-    gives: ClassVar[tuple[str, ...]] = (
+    positional_count: ClassVar[int] = 2
+    known_parameters: ClassVar[tuple[str, ...]] = (
         "positions",
         "padding",
         "document",
@@ -590,7 +590,7 @@ class Layer(Subject):
             "memory_positions": places,
             "memory": x,
         }
-        taken = [name for name in self.gives if name in said or self.needs(name)]
+        taken = [name for name in self.known_parameters if name in said or self.needs(name)]
         given = {name: said.get(name, plain.get(name)) for name in taken if name in parameters}
         out = self.call(made, x, **given)
         if "cache" not in parameters:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from posenc_check.report import as_data, finding_text, findings_of
-from posenc_check.run import FINDING, NOT_APPLICABLE, UNFINISHED, Report, Result, check, chosen
+from posenc_check.run import FINDING, NOT_APPLICABLE, UNFINISHED, Report, Result, check, select_checks
 from posenc_check.subjects import Subject
 from posenc_check.trial import slug
 
@@ -24,7 +24,7 @@ def conformance_tests(subject: Subject, *, checks: Sequence[int] | None = None, 
     """
     import pytest
 
-    entries = chosen(checks)
+    entries = select_checks(checks)
     cases = [pytest.param(entry.number, id=f"{entry.number}-{slug(entry.name)}") for entry in entries]
     of_claims = [entry.number for entry in entries if any(trial.claims for trial in entry.trials)]
     ended: dict[int, Result] = {}

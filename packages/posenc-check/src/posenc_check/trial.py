@@ -189,7 +189,7 @@ class Plan:
 
     def lacks(self, what: str) -> str:
         """What call must take, so that the subject can do this."""
-        between = "query_positions" in self.subject.gives
+        between = "query_positions" in self.subject.known_parameters
         return (LACKS_OF_HEADS if between else {}).get(what, LACKS[what])
 
     def require_a_cache(self) -> None:

@@ -21,22 +21,22 @@ from typing import IO, NoReturn
 import posenc
 from posenc.command.options import failed
 
-LEAVE = 5.0  # seconds in which a process may end after its work
-KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL, and no fork that it would be sent to
-PATIENCE = 8.0  # seconds after an interrupt until the child is ended
-LONGEST = 1e9  # seconds that a timer takes
+SECONDS_TO_EXIT = 5.0  # seconds in which a process may end after its work
+KILL_SIGNAL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL, and no fork that it would be sent to
+SECONDS_AFTER_INTERRUPT = 8.0  # seconds after an interrupt until the child is ended
+MAX_TIMER_SECONDS = 1e9  # seconds that a timer takes
 
 _notes: IO[bytes] | None = None  # the notes of this process, if it is watched
 
 
-def at(stage: str, seconds: float) -> None:
+def record_stage(stage: str, seconds: float) -> None:
     """Records the current step and its time limit; does nothing outside of a watched process."""
     if _notes is not None:
         _note(f"at {stage}")
-        faulthandler.dump_traceback_later(min(seconds, LONGEST), exit=True, file=_notes)
+        faulthandler.dump_traceback_later(min(seconds, MAX_TIMER_SECONDS), exit=True, file=_notes)
 
 
-def watched(work: Callable[[], int]) -> int:
+def run_watched(work: Callable[[], int]) -> int:
     """The exit code of ``work`` in a fork of this process, which raises its exceptions; 2, and one line, if it ends
     without one. Without fork, or once torch is loaded, whose threads do not survive a fork, it runs in this process."""
     if not hasattr(os, "fork") or "torch" in sys.modules:
@@ -46,20 +46,20 @@ def watched(work: Callable[[], int]) -> int:
     notes = tempfile.TemporaryFile()  # noqa: SIM115  # the process that works keeps it to its end
     child = os.fork()
     if not child:
-        _work(work, notes)
+        _run_in_child(work, notes)
     with notes:
-        end = _end(child)
+        exit_code = _wait_for_child(child)
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write("\r\x1b[K\x1b[?25h")  # clears the line of a progress bar, and shows the cursor that it hid
-        return _judged(end, os.pread(notes.fileno(), 2**20, 0).decode("utf-8", "replace"))
+        return _report_exit(exit_code, os.pread(notes.fileno(), 2**20, 0).decode("utf-8", "replace"))
 
 
-def _work(work: Callable[[], int], notes: IO[bytes]) -> NoReturn:
+def _run_in_child(work: Callable[[], int], notes: IO[bytes]) -> NoReturn:
     global _notes
     _notes = notes
     os.setpgid(0, 0)  # what it leaves behind is ended with it
     if sys.platform == "linux":  # it ends together with the process that watches it
-        ctypes.CDLL(None).prctl(1, KILL)
+        ctypes.CDLL(None).prctl(1, KILL_SIGNAL)
     try:
         code = work()
         for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -71,7 +71,7 @@ def _work(work: Callable[[], int], notes: IO[bytes]) -> NoReturn:
         _note(f"ended {code}")
         raise SystemExit(code)
     finally:
-        faulthandler.dump_traceback_later(LEAVE, exit=True, file=notes)
+        faulthandler.dump_traceback_later(SECONDS_TO_EXIT, exit=True, file=notes)
 
 
 def _note(line: str) -> None:
@@ -79,13 +79,13 @@ def _note(line: str) -> None:
         os.write(_notes.fileno(), f"{line}\n".encode())
 
 
-def _end(child: int) -> int:
+def _wait_for_child(child: int) -> int:
     """The exit code of the child, or minus the signal that ended it. An interrupt is passed on to it, once."""
-    timer = threading.Timer(PATIENCE, os.kill, (child, KILL))
+    timer = threading.Timer(SECONDS_AFTER_INTERRUPT, os.kill, (child, KILL_SIGNAL))
     interrupted = False
     while True:
         try:
-            end = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             break
         except KeyboardInterrupt:
             if not interrupted:
@@ -94,25 +94,25 @@ def _end(child: int) -> int:
                 timer.start()
     timer.cancel()
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, KILL)
-    if interrupted and end in (-KILL, -signal.SIGINT):
+        os.killpg(child, KILL_SIGNAL)
+    if interrupted and exit_code in (-KILL_SIGNAL, -signal.SIGINT):
         raise KeyboardInterrupt
-    return end
+    return exit_code
 
 
-def _judged(end: int, notes: str) -> int:
+def _report_exit(exit_code: int, notes: str) -> int:
     """The exit code, from how the process ended and what it noted."""
     if found := re.search(r"^ended (\d+)$", notes, re.MULTILINE):
         return int(found[1])
-    if re.search(r"^raised$", notes, re.MULTILINE) and end > 0:
-        return end
+    if re.search(r"^raised$", notes, re.MULTILINE) and exit_code > 0:
+        return exit_code
     if re.search(r"^Timeout ", notes, re.MULTILINE):
-        said = f"the subject does not return, and nothing stops it{_place(notes)}; --seconds gives more time"
-    elif end < 0:
-        said = f"the process was ended by {signal.Signals(-end).name}"
+        message = f"the subject does not return, and nothing stops it{_place(notes)}; --seconds gives more time"
+    elif exit_code < 0:
+        message = f"the process was ended by {signal.Signals(-exit_code).name}"
     else:
-        said = f"the subject ended the process, with exit code {end}"
-    return failed(": ".join([*re.findall(r"^at (.*)$", notes, re.MULTILINE)[-1:], said]), code=2)
+        message = f"the subject ended the process, with exit code {exit_code}"
+    return failed(": ".join([*re.findall(r"^at (.*)$", notes, re.MULTILINE)[-1:], message]), code=2)
 
 
 def _place(notes: str) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc_check import Layer, NotApplicableError, check
 from posenc_check.checks.rotations import first_axis
-from posenc_check.prepare import prepared
+from posenc_check.prepare import prepare_subject
 from posenc_check.report import as_data
 from posenc_check.run import FINDING, PASSED, TrialResult
 from posenc_check.subjects import Subject
@@ -33,7 +33,7 @@ def nothing() -> None:
 
 
 def test_it_is_said_why_it_does_not_run_in_float64() -> None:
-    subject, why = prepared(Layer(build=nothing, call=only_float32))
+    subject, why = prepare_subject(Layer(build=nothing, call=only_float32))
     assert subject.dtype == torch.float32
     assert why.startswith("run in float32: in float64 it raises AssertionError")
 
@@ -112,7 +112,7 @@ def test_a_call_that_draws_is_found_and_its_draws_are_named() -> None:
     found = trials(Layer(build=Dropping, call=placed), 5)
     again = found["calls between: the same"].finding
     assert again is not None
-    assert again.came.endswith(", by numbers that each call draws: is dropout on?")
+    assert again.actual.endswith(", by numbers that each call draws: is dropout on?")
     assert found["what is written"].finding is not None
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc_check import Attention, Batch, Layer
-from posenc_check.calls import arguments_of, gradients_of, holdings, one_line, with_tokens
+from posenc_check.calls import arguments_of, attributes_of, gradients_of, one_line, with_tokens
 
 BATCH = Batch([[3, 1, 4]])
 
@@ -91,7 +91,7 @@ LEFT_OUT = ("it.itself", "it.torchs", "it.kind", "it.python", "it.function's uns
 
 def test_all_that_can_be_reached_is_found_once() -> None:
     thing = Holding()
-    found = dict(holdings(thing))
+    found = dict(attributes_of(thing))
     assert found["it.plain"] == 2.5
     assert found["it.table['a'][0]"].shape == (2,)
     assert found["it.table['b']{}"] == "['1', '3']"
@@ -106,4 +106,4 @@ def test_all_that_can_be_reached_is_found_once() -> None:
 def test_of_cached_properties_those_count_that_can_go_stale(name: str, is_held: bool) -> None:
     thing = Holding()
     getattr(thing, name)
-    assert (f"it.{name}" in dict(holdings(thing))) == is_held
+    assert (f"it.{name}" in dict(attributes_of(thing))) == is_held

@@ -57,7 +57,7 @@ def test_state_is_no_table() -> None:
     assert {trial.status for trial in trials(CAREFUL, 4).values()} == {PASSED}
     saved = trials(replace(CAREFUL, state=()), 4)["what is saved"]
     assert saved.finding is not None
-    assert saved.finding.came == "level"
+    assert saved.finding.actual == "level"
 
 
 def test_single_precision_within_and_kinks_are_no_wrong_gradients() -> None:

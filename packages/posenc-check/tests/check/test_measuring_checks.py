@@ -140,14 +140,14 @@ def test_a_finding_of_low_precision_names_what_was_lost_in_it(subject: Subject, 
     (finding, *_) = (found.finding for _, found in check(subject, checks=[1]).findings)
     assert finding is not None
     words = rf"; in (torch\.\w+) the {what} (\S+) is off by up to (\S+), in float32 by (\S+): compute it in float32$"
-    said = re.search(words, finding.came)
+    said = re.search(words, finding.actual)
     assert said
     size, low, single = map(float, said.groups()[1:])
     eps = torch.finfo(getattr(torch, said[1].removeprefix("torch."))).eps
     assert (low, single) == pytest.approx((size * eps / 2, size * 2**-24), rel=0.05)  # two digits are printed
     (finding, *_) = (found.finding for _, found in check(replace(WRONG, base=500.0), checks=[1]).findings)
     assert finding is not None
-    assert "compute it in float32" not in finding.came  # positions by index are no loss of precision
+    assert "compute it in float32" not in finding.actual  # positions by index are no loss of precision
 
 
 @pytest.mark.parametrize(
@@ -183,4 +183,4 @@ def test_an_error_must_name_what_it_refuses() -> None:
         14: "an error that names scaling",
         19: "an error that names head_dim",
     }
-    assert {finding.came for finding in found.values() if finding} == {"ValueError: that will not do"}
+    assert {finding.actual for finding in found.values() if finding} == {"ValueError: that will not do"}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import posenc_check
 from posenc_check import Attention, Bias, Layer, Model, Rotary, Subject, check
 from posenc_check.checks import CHECKS
-from posenc_check.prepare import USUAL, prepared
+from posenc_check.prepare import COMMON_PARAMETER_NAMES, prepare_subject
 from posenc_check.run import NOT_APPLICABLE
 from posenc_check.subjects import call_module
 from posenc_check.trial import NOTHING_TO_DO
@@ -64,13 +64,13 @@ def with_a_mask(made: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask:
 )
 def test_the_usual_names_of_parameters_are_known(subject: Subject, got: str, meant: str) -> None:
     with pytest.raises(ValueError, match=rf"got '{got}' \(did you mean '{meant}'\?\)$"):
-        prepared(subject)
+        prepare_subject(subject)
 
 
 def test_what_is_meant_is_given_by_some_kind() -> None:
-    given = {name for kind in (Rotary, Bias, Attention, Layer) for name in kind.gives}
-    assert {name for names in USUAL for name in names} <= given
-    assert not given & set(" ".join(USUAL.values()).split())
+    given = {name for kind in (Rotary, Bias, Attention, Layer) for name in kind.known_parameters}
+    assert {name for names in COMMON_PARAMETER_NAMES for name in names} <= given
+    assert not given & set(" ".join(COMMON_PARAMETER_NAMES.values()).split())
 
 
 # -- calls that do not give what they should ---------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def of_wide_heads(made: Any, x: Tensor, positions: Tensor) -> Tensor:
 )
 def test_what_call_must_give_is_said_in_a_sentence(subject: Subject, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        prepared(subject)
+        prepare_subject(subject)
 
 
 # -- reasons and remedies ----------------------------------------------------------------------------------------------

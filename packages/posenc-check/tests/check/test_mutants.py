@@ -29,7 +29,7 @@ def test_the_check_that_names_it_catches_it(mutant: Mutant, record_property: Cal
     assert trial.finding is not None
     code, printed = run_alone(trial.finding.script)
     assert code == 1
-    assert trial.finding.came in printed
+    assert trial.finding.actual in printed
     record_property("caught by", f"posenc check, {mutant.caught_by}. {report.results[0].check.name}, {trial.name}")
 
 

@@ -69,7 +69,7 @@ def test_a_scheme_that_positions_do_nothing_to_is_not_said_to_be_relative() -> N
     assert reasons(result)["relative"].startswith("let call use what it is given, for its outputs do not go by pos")
     (found,) = (trial.finding for trial in result.trials if trial.status == FINDING)
     assert found is not None
-    assert "claim order_free=True" in found.came
+    assert "claim order_free=True" in found.actual
     (result,) = results(replace(rotations.ROTARY, call=leave, order_free=True), (6,)).values()
     assert "it claims to be `order_free`" in reasons(result)["some moved"]
 

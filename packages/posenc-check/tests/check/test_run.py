@@ -187,14 +187,14 @@ def test_an_error_is_a_finding_made_small(one_check: Any) -> None:
     ((entry, trial),) = report.findings
     assert not report.ok
     assert report.results[0].status == "finding"
-    assert re.fullmatch(r"KeyError: 6 \(test_run.py, line \d+: return .*\)", trial.finding.came)
+    assert re.fullmatch(r"KeyError: 6 \(test_run.py, line \d+: return .*\)", trial.finding.actual)
     assert (len(trial.finding.batch.ids), trial.finding.batch.tokens) == (1, 6)
     assert entry.number == 1
     assert "transformers#25681" in report.results[0].threads
 
 
 def test_what_does_not_return_is_unfinished(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "GRACE", 0.1)
+    monkeypatch.setattr(run, "SECONDS_OF_GRACE", 0.1)
     report = one_check(never_returns, FINITE, seconds=0.2)
     (trial,) = report.results[0].trials
     assert (trial.status, trial.cases) == ("unfinished", 1)
@@ -203,7 +203,7 @@ def test_what_does_not_return_is_unfinished(one_check: Any, monkeypatch: pytest.
 
 
 def test_what_never_returns_before_the_checks_is_said(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "GRACE", 0.1)
+    monkeypatch.setattr(run, "SECONDS_OF_GRACE", 0.1)
     with pytest.raises(ValueError, match=r"^the subject does not return within 0.2 s, ten times `seconds`$"):
         one_check(waits, FINITE, seconds=0.02)
 
@@ -211,7 +211,7 @@ def test_what_never_returns_before_the_checks_is_said(one_check: Any, monkeypatc
 def test_to_end_the_program_is_a_finding(one_check: Any) -> None:
     ((_, trial),) = one_check(ends, FINITE).findings
     assert trial.finding.expected == "an answer"
-    assert trial.finding.came.startswith("SystemExit: 0 (test_run.py, line ")
+    assert trial.finding.actual.startswith("SystemExit: 0 (test_run.py, line ")
 
 
 @pytest.mark.parametrize("call", [stops, stops_for_good])

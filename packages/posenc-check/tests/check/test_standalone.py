@@ -68,7 +68,7 @@ def repeated(subject: Subject, batch: Batch = BATCH, **values: Any) -> str:
     made = script(subject, trial_of(sum_of_outputs), Case(batch, values), "a heading\nof two lines")
     heading = "# a heading\n# of two lines\n#\n# To run it: python finding.py\n# It needs torch"
     assert made.startswith(f"{MARK}.\n{heading}")
-    assert run_alone(made) == (1, f"expected: a finding\ncame:     {sum_of_outputs(subject, batch, **values).came}\n")
+    assert run_alone(made) == (1, f"expected: a finding\ncame:     {sum_of_outputs(subject, batch, **values).actual}\n")
     return made
 
 
@@ -118,7 +118,7 @@ def test_a_script_has_no_other_kind_of_subject_and_no_other_trial() -> None:
     for held in ("class Rotary(", "class Subject:", "def near(", f"def {padding.trials[0].function.__name__}("):
         assert held in plain
     left_out = ("CHECK = ", "Plan", "class Layer(", "class Bias(", "class Attention(", "def what_padding_holds")
-    for left in (*left_out, "def holdings"):
+    for left in (*left_out, "def attributes_of"):
         assert left not in plain
 
 

@@ -10,22 +10,22 @@ from textwrap import dedent
 
 import pytest
 
-from posenc_check.watch import watched
+from posenc_check.watch import run_watched
 
 BEGINNING = """
 import itertools, os, signal, sys, threading, time
 from posenc_check import watch
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell has put into the background
-watch.LEAVE, watch.PATIENCE = 0.3, 0.6
+watch.SECONDS_TO_EXIT, watch.SECONDS_AFTER_INTERRUPT = 0.3, 0.6
 
 def work():
-    watch.at("mine:one: before the checks", 60)
-    watch.at("mine:one: 7. padding", {seconds})
+    watch.record_stage("mine:one: before the checks", 60)
+    watch.record_stage("mine:one: 7. padding", {seconds})
     print("working", flush=True)
     {work}
 
-sys.exit(watch.watched(work))
+sys.exit(watch.run_watched(work))
 """
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork, so nothing is watched")
 
@@ -118,4 +118,4 @@ def test_the_command_is_watched(tmp_path: Path) -> None:
 
 
 def test_where_torch_is_loaded_the_work_is_done_here() -> None:
-    assert watched(os.getpid) == os.getpid()
+    assert run_watched(os.getpid) == os.getpid()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc_check.calls import instead
+from posenc_check.calls import with_call
 from posenc_check.captured import NO_SCORES, captured_in, of_all_tokens, of_one_token
 from posenc_check.checks.configuration import REFUSED, it_is_refused, refusals
 from posenc_check.outcome import Outcome, Outcomes, all_finite, near, numbers_in, refused
@@ -27,7 +27,7 @@ def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool)
     tried = subject
     if compiled:
         torch._dynamo.reset()
-        tried = instead(subject, torch.compile(subject.call, backend="eager"))
+        tried = with_call(subject, torch.compile(subject.call, backend="eager"))
 
     def named(said: str) -> bool:
         return bool(numbers_in(said) & {*outside, limit, limit - 1}) or (min(outside) < 0 and "negative" in said)
@@ -50,14 +50,14 @@ def slopes_are_as_published(subject: Bias, batch: Batch, heads: int | None) -> O
     else:
         slopes, made = published_slopes(heads), subject.make(**{subject.heads_option: heads})
     places, seen = subject.places(batch), subject.visible(batch)[:, None]
-    came = subject.bias(made, places, places).double()
-    if came.size(1) != len(slopes):
-        return Outcome(False, f"{len(slopes)} heads", f"a bias of shape {tuple(came.shape)}")
-    came = came - came.diagonal(dim1=-2, dim2=-1)[..., None]
+    actual = subject.bias(made, places, places).double()
+    if actual.size(1) != len(slopes):
+        return Outcome(False, f"{len(slopes)} heads", f"a bias of shape {tuple(actual.shape)}")
+    actual = actual - actual.diagonal(dim1=-2, dim2=-1)[..., None]
     away = (places[:, None, :, None] - places[:, None, None, :]).abs().double()
     expected = -torch.tensor(slopes, dtype=torch.float64, device=away.device)[:, None, None] * away
-    came = came.expand_as(expected)
-    return near(expected.masked_fill(~seen, 0.0), came.masked_fill(~seen, 0.0), 2**-20 * float(expected.abs().max()))
+    actual = actual.expand_as(expected)
+    return near(expected.masked_fill(~seen, 0.0), actual.masked_fill(~seen, 0.0), 2**-20 * float(expected.abs().max()))
 
 
 def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
@@ -68,7 +68,7 @@ def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) 
     before, after = subject.run(subject.make(), batch), subject.run(subject.make(), replace(batch, ids=ids))
     yield "other tokens later", near(before[:, :early], after[:, :early], tolerance)
     if batch.positions is not None:
-        far = batch.moved(2).positions or []
+        far = batch.shifted(2).positions or []
         rows = [row[:early] + away[early:] for row, away in zip(batch.positions, far, strict=True)]
         after = subject.run(subject.make(), replace(batch, positions=rows))
         yield "later tokens further away", near(before[:, :early], after[:, :early], tolerance)
@@ -77,10 +77,10 @@ def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) 
 def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
     """Each row alone, against the same row among the others."""
     made = subject.make()
-    together = batch.owed(subject.run(made, batch))
+    together = batch.masked_outputs(subject.run(made, batch))
     for row in range(len(batch.ids)):
         one = batch.pick(range(batch.tokens), row)
-        yield f"row {row}", near(one.owed(subject.run(made, one)), together[row : row + 1], tolerance)
+        yield f"row {row}", near(one.masked_outputs(subject.run(made, one)), together[row : row + 1], tolerance)
 
 
 def the_longest_row_runs(subject: Subject, batch: Batch, tolerance: float, same: bool) -> Outcomes:
@@ -93,7 +93,7 @@ def the_longest_row_runs(subject: Subject, batch: Batch, tolerance: float, same:
             yield "its first half", near(subject.run(subject.make(), batch.pick(range(half))), out[:, :half], tolerance)
 
 
-def shown(subject: Subject, batch: Batch, at_most: bool) -> Tensor:
+def window_mask(subject: Subject, batch: Batch, at_most: bool) -> Tensor:
     """Which tokens may affect which (``at_most``), or must, through all layers: sinks may see all, or not."""
     index = torch.arange(batch.tokens)
     sink = index < subject.sinks
@@ -112,7 +112,11 @@ def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[i
     that must see it, as far away as the window allows, at least one changes, for at least one of the ``changed``
     tokens, since a single weight may be too small to show."""
     window = subject.window or 0
-    made, least, most = subject.make(), shown(subject, batch, at_most=False), shown(subject, batch, at_most=True)
+    made, least, most = (
+        subject.make(),
+        window_mask(subject, batch, at_most=False),
+        window_mask(subject, batch, at_most=True),
+    )
     with torch.no_grad():
         before, own, found = subject.run(made, batch), False, dict[Any, list[tuple[bool, str]]]()
         for token in (n for n in changed if n < batch.tokens):
@@ -146,25 +150,25 @@ def values_all_the_same_stay(subject: Attention, batch: Batch, sharper: float) -
         given.append(line.expand_as(value))
         return subject.call(made, sharper * query, key, given[0], **more)
 
-    came = instead(subject, call).run(subject.make(), batch).detach()
-    expected = batch.owed(given[0].transpose(1, 2)[:, :1].expand_as(came))
+    actual = with_call(subject, call).run(subject.make(), batch).detach()
+    expected = batch.masked_outputs(given[0].transpose(1, 2)[:, :1].expand_as(actual))
     # Softmax is often computed in float32, whatever the dtype.
-    return near(expected, batch.owed(came), 64 * subject.eps(torch.float32))
+    return near(expected, batch.masked_outputs(actual), 64 * subject.eps(torch.float32))
 
 
-class Seen(NamedTuple):
+class AttentionScores(NamedTuple):
     """The scores (heads, queries, keys) of an attention for a row of one repeated token, -inf without weight, and
-    whether the tokens that come to it are ``alike``."""
+    whether the tokens that come to it are ``are_tokens_equal``."""
 
     name: str
     scores: Tensor
-    alike: bool
+    are_tokens_equal: bool
 
 
-HIDES = 50.0  # a score this far below the highest of its row has no weight
+NEGLIGIBLE_SCORE_GAP = 50.0  # a score this far below the highest of its row has no weight
 
 
-def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[Seen]:
+def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[AttentionScores]:
     """The scores of every attention in a run of one repeated token. NotApplicableError where none are captured."""
     batch = of_one_token(batch).pick(range(batch.tokens), 0)
     if isinstance(subject, Attention):
@@ -177,12 +181,15 @@ def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[Seen]
         found = []
         for n, (scores, inputs) in enumerate(captured):
             of_tokens = [x for x in inputs if not any(torch.equal(x, y) for y in of_places)]
-            found.append((f"attention {n}", scores[0], _alike(of_tokens, batch.tokens, n == 0)))
-    hidden = [x < x.amax(-1, keepdim=True) - HIDES for _, x, _ in found]
-    return [Seen(name, x.masked_fill(no, -torch.inf), same) for (name, x, same), no in zip(found, hidden, strict=True)]
+            found.append((f"attention {n}", scores[0], _are_equal(of_tokens, batch.tokens, n == 0)))
+    hidden = [x < x.amax(-1, keepdim=True) - NEGLIGIBLE_SCORE_GAP for _, x, _ in found]
+    return [
+        AttentionScores(name, x.masked_fill(no, -torch.inf), same)
+        for (name, x, same), no in zip(found, hidden, strict=True)
+    ]
 
 
-def _alike(inputs: list[Tensor], tokens: int, first: bool) -> bool:
+def _are_equal(inputs: list[Tensor], tokens: int, first: bool) -> bool:
     """Whether these inputs of linear layers, which go by the tokens, are the same for all of them. Before the ``first``
     attention there may be no linear layer: tokens are then as they came. A table of as many rows as there are tokens,
     such as Transformer-XL's, is not among them."""
@@ -198,13 +205,13 @@ def weights_by_values(subject: Attention, made: Any, batch: Batch) -> Tensor:
 
     def call(made: Any, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Any:
         for n in range(-1, key.size(2)):
-            shown = torch.zeros_like(value)
-            shown[:, :, n : n + 1] = 1.0  # none for -1
-            outs.append(subject.call(made, query, key, shown, **given).detach().double())
+            window_mask = torch.zeros_like(value)
+            window_mask[:, :, n : n + 1] = 1.0  # none for -1
+            outs.append(subject.call(made, query, key, window_mask, **given).detach().double())
         return outs[0]
 
     with torch.no_grad():
-        instead(subject, call).run(made, batch)
+        with_call(subject, call).run(made, batch)
     nothing, *each = (out[0] for out in outs)
     added = float(nothing.abs().max())
     applies(not added or subject.dtype == torch.float64, "in float32, what is added to values hides small weights")
@@ -216,7 +223,10 @@ def equal_tokens_come_out_equal(subject: Subject, batch: Batch) -> Outcome:
     """A row of one repeated token, in a layer where weights alone differ: all outputs but the first are the same."""
     batch = of_one_token(batch)
     made = subject.make()
-    applies(scores_of_one_token(subject, made, batch)[0].alike, "tokens of the same content differ before attention")
+    applies(
+        scores_of_one_token(subject, made, batch)[0].are_tokens_equal,
+        "tokens of the same content differ before attention",
+    )
     out = subject.run(made, batch).detach()[:, 1:]
     return near(out[:, :1].expand_as(out), out, 64 * subject.eps(torch.float32) * float(out.abs().max()))
 
@@ -224,19 +234,19 @@ def equal_tokens_come_out_equal(subject: Subject, batch: Batch) -> Outcome:
 def before_and_after_weigh(subject: Subject, batch: Batch) -> Outcome:
     """A row of one repeated token: the score of q for k and of k for q differ if directed, else never."""
     found = []
-    for name, scores, alike in scores_of_one_token(subject, subject.make(), batch):
+    for name, scores, are_tokens_equal in scores_of_one_token(subject, subject.make(), batch):
         away = scores - scores.diagonal(dim1=-2, dim2=-1)[..., None]
         both = away.isfinite() & away.mT.isfinite()
         there, back = away.masked_fill(~both, 0.0), away.mT.masked_fill(~both, 0.0)
         rounding = 64 * subject.eps(torch.float32) * max(float(scores.masked_fill(~both, 0.0).abs().max()), 1.0)
         # Scores that are all equal, as from a table of zeros before training, show nothing.
-        if alike and float(there.abs().max()) > rounding:
+        if are_tokens_equal and float(there.abs().max()) > rounding:
             found.append((name, near(there, back, rounding)))
     applies(found, "no attention scores tokens of the same content by where they are, to both sides")
     wrong = [(name, same) for name, same in found if same.ok == bool(subject.directed)]
     if not subject.directed and wrong:
         name, same = wrong[0]
-        return Outcome(False, f"{name} [head, query, key]: {same.expected}", same.came)
+        return Outcome(False, f"{name} [head, query, key]: {same.expected}", same.actual)
     said = "another score for a token before than for the same token as far after"
     return Outcome(not subject.directed or len(wrong) < len(found), said, "the same of every two tokens, to every head")
 
@@ -244,10 +254,12 @@ def before_and_after_weigh(subject: Subject, batch: Batch) -> Outcome:
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 
-MOST_HEADS = 64
-LONG = 4097  # tokens
-SLOPES = "Take 2^(-8h/H) for a power of two, else those of the power of two below and every other one of twice as many."
-LATER = "Hide every key after the query before the softmax, and take no sum or mean over a whole row."
+MAX_HEADS = 64
+LONG_ROW_TOKENS = 4097  # tokens
+SLOPES_REMEDY = (
+    "Take 2^(-8h/H) for a power of two, else those of the power of two below and every other one of twice as many."
+)
+LATER_TOKENS_REMEDY = "Hide every key after the query before the softmax, and take no sum or mean over a whole row."
 
 
 def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
@@ -266,7 +278,7 @@ def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
             yield Case(plan.row([p]), values)
     else:
         # Where memory grows with the length alone, a row may be as long as it is where that is tried.
-        longest = max(plan.longest, LONG) if subject.linear_memory else plan.longest
+        longest = max(plan.longest, LONG_ROW_TOKENS) if subject.linear_memory else plan.longest
         possible = limit < longest
         require(possible, f"{plan.lacks('positions')}, or run it with `--longest {limit + 1}`, to go past the end")
         yield Case(plan.text(1, limit + 1), values)
@@ -284,7 +296,7 @@ def _slopes(plan: Plan) -> Iterator[Case]:
     batch = plan.line(1, tokens) if subject.can("positions") else plan.text(1, tokens)
     if subject.slopes:
         yield Case(batch, {"heads": None})
-    for heads in range(1, MOST_HEADS + 1) if subject.heads_option else ():
+    for heads in range(1, MAX_HEADS + 1) if subject.heads_option else ():
         yield Case(batch, {"heads": heads})
 
 
@@ -298,8 +310,8 @@ def _causal(plan: Plan) -> Iterator[Case]:
                 yield Case(plan.line(2, tokens), {"tolerance": plan.tolerance(tokens + 2)})
 
 
-MIXED = "Take the number of rows and of tokens each from its own axis, and look at no row but one's own."
-FAR = 4000  # past the lengths that scalings begin at by default
+ROWS_REMEDY = "Take the number of rows and of tokens each from its own axis, and look at no row but one's own."
+FAR_POSITION = 4000  # past the lengths that scalings begin at by default
 
 
 def _squares(plan: Plan) -> Iterator[Case]:
@@ -317,7 +329,7 @@ def _places(plan: Plan) -> Iterator[Case]:
     """Rows with gaps, each at other tokens; and where there is room, one far away, past a threshold if it has one."""
     plan.require_that_it_can("positions")
     tokens = plan.sizes_above(1)[0] if plan.sizes_above(1) else plan.sizes[0]
-    for start in (0, max(FAR, 2 * (plan.subject.threshold or 0))):
+    for start in (0, max(FAR_POSITION, 2 * (plan.subject.threshold or 0))):
         if plan.has(start + tokens + 2):
             near_by, far = plan.broken(2, tokens), plan.broken(1, tokens, start)
             batch = Batch(near_by.ids + far.ids, (near_by.positions or []) + (far.positions or []))
@@ -351,26 +363,26 @@ def _longest(plan: Plan) -> Iterator[Case]:
         yield Case(plan.line(1, most), {"tolerance": plan.tolerance(most), "same": same})
 
 
-SEES = (
+WINDOW_REMEDY = (
     "Let a query see its own key and the window - 1 before it, counted in the same way at once, in chunks and in "
     "decoding, and hide all else before the softmax."
 )
-TRIED: dict[str, Any] = {"claims": ("window", "sinks", "depth"), "remedy": SEES}
-WINDOWS = re.compile(r"window|sliding|local|span|lookback", re.IGNORECASE)
+WINDOW_CLAIMS: dict[str, Any] = {"claims": ("window", "sinks", "depth"), "remedy": WINDOW_REMEDY}
+WINDOW_NAMES = re.compile(r"window|sliding|local|span|lookback", re.IGNORECASE)
 
 
-def _options(subject: Subject) -> list[str]:
+def _window_options(subject: Subject) -> list[str]:
     """The names of options and parameters that sound like a window."""
     names = {*subject.options, *inspect.signature(subject.call).parameters}
     with suppress(ValueError):  # of what is not written in Python
         names |= set(inspect.signature(subject.build).parameters)
-    return sorted(name for name in names if WINDOWS.search(name))
+    return sorted(name for name in names if WINDOW_NAMES.search(name))
 
 
 def _tokens(plan: Plan) -> int:
     """A number of tokens so large that the last does not see the first, through all layers."""
     subject, window = plan.subject, plan.subject.window or 0
-    hint = f"; its {' and '.join(named)} may be one" if (named := _options(subject)) else ""
+    hint = f"; its {' and '.join(named)} may be one" if (named := _window_options(subject)) else ""
     require(window, f"claim `window=N` if a token sees no more than that many tokens, with itself{hint}")
     applies(not isinstance(subject, Rotary), "a rotation hides nothing")
     applies(not subject.takes("grid"), "call takes a grid, and these are rows of text")
@@ -397,8 +409,8 @@ def _windows(plan: Plan, cached: bool = False) -> Iterator[Case]:
         yield Case(replace(batch, chunks=chunks), _changed(plan, tokens))
 
 
-SUMS = "Add and mask scores before the softmax, and change no weight after it."
-SIDES = "Take the sign of the distance, not its size alone, where before and after are to differ."
+SUMS_REMEDY = "Add and mask scores before the softmax, and change no weight after it."
+SIDES_REMEDY = "Take the sign of the distance, not its size alone, where before and after are to differ."
 
 
 def _values(plan: Plan) -> Iterator[Case]:
@@ -451,16 +463,16 @@ CHECK = Check(
             "positions past the end, compiled", the_end_is_named, _ends, {"compiled": True}, claims=("max_positions",)
         ),
         Trial("values that are refused", it_is_refused, refusals, {"known": True}, claims=("refused",), remedy=REFUSED),
-        Trial("slopes", slopes_are_as_published, _slopes, claims=("slopes", "heads_option"), remedy=SLOPES),
-        Trial("later tokens", later_tokens_do_not_count, _causal, remedy=LATER),
-        Trial("as many rows as tokens", rows_do_not_mix, _squares, remedy=MIXED),
-        Trial("rows of other places", rows_do_not_mix, _places, remedy=MIXED),
-        Trial("rows of other lengths", rows_do_not_mix, _lengths, remedy=MIXED),
+        Trial("slopes", slopes_are_as_published, _slopes, claims=("slopes", "heads_option"), remedy=SLOPES_REMEDY),
+        Trial("later tokens", later_tokens_do_not_count, _causal, remedy=LATER_TOKENS_REMEDY),
+        Trial("as many rows as tokens", rows_do_not_mix, _squares, remedy=ROWS_REMEDY),
+        Trial("rows of other places", rows_do_not_mix, _places, remedy=ROWS_REMEDY),
+        Trial("rows of other lengths", rows_do_not_mix, _lengths, remedy=ROWS_REMEDY),
         Trial("the longest row", the_longest_row_runs, _longest, claims=("max_positions",)),
-        Trial("window", what_the_window_shows_counts, _windows, **TRIED),
-        Trial("window, cached", what_the_window_shows_counts, _windows, {"cached": True}, **TRIED),
-        Trial("values all the same", values_all_the_same_stay, _values, claims=("normalized",), remedy=SUMS),
-        Trial("tokens all the same", equal_tokens_come_out_equal, _layers, claims=("normalized",), remedy=SUMS),
-        Trial("before and after", before_and_after_weigh, _sides, claims=("directed",), remedy=SIDES),
+        Trial("window", what_the_window_shows_counts, _windows, **WINDOW_CLAIMS),
+        Trial("window, cached", what_the_window_shows_counts, _windows, {"cached": True}, **WINDOW_CLAIMS),
+        Trial("values all the same", values_all_the_same_stay, _values, claims=("normalized",), remedy=SUMS_REMEDY),
+        Trial("tokens all the same", equal_tokens_come_out_equal, _layers, claims=("normalized",), remedy=SUMS_REMEDY),
+        Trial("before and after", before_and_after_weigh, _sides, claims=("directed",), remedy=SIDES_REMEDY),
     ),
 )

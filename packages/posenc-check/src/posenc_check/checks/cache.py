@@ -16,11 +16,11 @@ def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> O
     on the length so far: then each chunk is compared with one pass over all tokens up to its end."""
     ends = [batch.tokens] if subject.threshold is None else list(accumulate(batch.chunks))
     with torch.no_grad():  # as text is generated; some caches take no gradients
-        came = batch.owed(subject.run(subject.make(), batch))
+        actual = batch.masked_outputs(subject.run(subject.make(), batch))
         at_once = [subject.run(subject.make(), batch.pick(range(end))) for end in ends]
     for start, end, whole in zip([0, *ends], ends, at_once, strict=False):
-        expected = batch.pick(range(end)).owed(whole)
-        yield f"tokens {start} to {end - 1}", near(expected[:, start:], came[:, start:end], tolerance)
+        expected = batch.pick(range(end)).masked_outputs(whole)
+        yield f"tokens {start} to {end - 1}", near(expected[:, start:], actual[:, start:end], tolerance)
 
 
 def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcomes:
@@ -30,7 +30,7 @@ def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float
 
 def far_then_near(subject: Subject, batch: Batch, afar: int, tolerance: float) -> Outcomes:
     """Tokens give the same before and after they were run far away, twice as far apart; and so do the far ones."""
-    return _in_turns(subject, batch, batch.moved(afar, apart=2), tolerance)
+    return _in_turns(subject, batch, batch.shifted(afar, apart=2), tolerance)
 
 
 def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -> Outcomes:

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc_check.calls import arguments_of, instead, one_line, with_tokens
+from posenc_check.calls import arguments_of, one_line, with_call, with_tokens
 from posenc_check.outcome import Outcome, first_failure, near
 from posenc_check.subjects import Batch, NotApplicableError, Subject, require
 from posenc_check.trial import Case, Check, Plan, Trial
 
-MOST_COMPILED = 2  # compilations: one for the first length, one for all others
+MAX_COMPILATIONS = 2  # compilations: one for the first length, one for all others
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def compiled(subject: Subject, backend: str) -> Iterator[tuple[Subject, list[tor
     try:
         compiler = CompileCounterWithBackend(backend)
         run = torch.compile(subject.call, backend=compiler, fullgraph=True)
-        yield instead(subject, lambda *given, **named: run(*given, **named)), compiler.graphs
+        yield with_call(subject, lambda *given, **named: run(*given, **named)), compiler.graphs
     finally:
         torch.compiler.reset()
 
@@ -36,14 +36,14 @@ def compiled_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: 
         for count, tokens in enumerate(lengths, 1):
             text = with_tokens(batch, tokens, axes)
             expected = subject.run(made, text)
-            came = or_why(lambda text=text: compiled_subject.run(made, text))  # type: ignore[misc]
-            if isinstance(came, str):
-                return Outcome(False, f"one graph for {tokens} tokens", came)
-            agrees = first_failure([(f"{tokens} tokens", near(expected, came, tolerance))])
+            actual = or_why(lambda text=text: compiled_subject.run(made, text))  # type: ignore[misc]
+            if isinstance(actual, str):
+                return Outcome(False, f"one graph for {tokens} tokens", actual)
+            agrees = first_failure([(f"{tokens} tokens", near(expected, actual, tolerance))])
             if not agrees.ok:
                 return agrees
-            if len(graphs) > MOST_COMPILED:
-                few = f"at most {MOST_COMPILED} compilations for {len(lengths)} lengths"
+            if len(graphs) > MAX_COMPILATIONS:
+                few = f"at most {MAX_COMPILATIONS} compilations for {len(lengths)} lengths"
                 return Outcome(False, few, f"{len(graphs)} for {count} lengths")
     require(graphs, "unset TORCHDYNAMO_DISABLE, for torch.compile is switched off, or finds nothing to compile")
     return all_is_real(graphs)
@@ -111,10 +111,10 @@ def exported_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: 
     real, run = all_is_real([program.graph_module]), program.module()
     if not real.ok:
         return real
-    came = or_why(lambda: [run(given) for given in inputs])
-    if isinstance(came, str):
-        return Outcome(False, "a program for every length", came)
-    by_length = zip(lengths, expected, came, strict=True)
+    actual = or_why(lambda: [run(given) for given in inputs])
+    if isinstance(actual, str):
+        return Outcome(False, "a program for every length", actual)
+    by_length = zip(lengths, expected, actual, strict=True)
     outs = ((tokens, x, y) for tokens, xs, ys in by_length for x, y in zip(xs, ys, strict=True))
     return first_failure((f"{tokens} tokens", near(x, y, tolerance)) for tokens, x, y in outs)
 
@@ -122,7 +122,7 @@ def exported_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
-MOST_PATCHES = 64  # of the grids that are compiled
+MAX_PATCHES = 64  # of the grids that are compiled
 BEGINNING = Batch([[0]])  # of texts, whose lengths are values of a trial
 
 
@@ -130,7 +130,7 @@ def _lengths(plan: Plan, claim: str) -> list[int]:
     require(getattr(plan.subject, claim), f"claim `{claim}=True` to run this")
     lengths = [n for n in LENGTHS if n <= plan.limit] if plan.limit >= LENGTHS[-1] else list(range(2, plan.limit + 1))
     if plan.subject.on_grids:  # a grid with equal sides, or a side of 1, may be compiled separately
-        shapes = {n: plan.subject.grid_of(n) for n in range(2, min(plan.limit, MOST_PATCHES) + 1)}
+        shapes = {n: plan.subject.grid_of(n) for n in range(2, min(plan.limit, MAX_PATCHES) + 1)}
         lengths = [n for n, shape in shapes.items() if shape and 1 < min(shape) < max(shape)]
     possible = len(lengths) >= len(LENGTHS)
     require(possible, f"let it have more positions: {plan.limit} tokens are too few for {len(LENGTHS)} lengths above 1")

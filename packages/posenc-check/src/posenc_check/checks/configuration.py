@@ -19,11 +19,11 @@ def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
     """The rotation of each basis vector, and its scale, against the claims."""
     positions, made = row_of(batch), subject.make()
     for name, which in sides(subject):
-        came = matrices(subject, made, positions, which).double()
-        expected = claimed(subject, positions, unit(came))
+        actual = matrices(subject, made, positions, which).double()
+        expected = claimed(subject, positions, unit(actual))
         assert expected is not None
         if subject.scale is None:
-            came = unit(came)
+            actual = unit(actual)
         else:
             expected = expected.clone()
             expected[..., : subject.rotary_dim] *= subject.scale
@@ -31,7 +31,7 @@ def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
             # Four roundings of the phase to float32, each of p theta 2^-23, and four of the rotated numbers.
             phase = 4 * first_axis(p) * fastest(subject) * 2**-23
             tolerance = (phase + 2 * subject.eps(torch.float32)) * (subject.scale or 1.0)
-            yield f"{name} at {p}", near(expected[n], came[n], tolerance)
+            yield f"{name} at {p}", near(expected[n], actual[n], tolerance)
 
 
 def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:

@@ -27,9 +27,9 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
     height, width = batch.grid
     applies(height != width and len(set(batch.ids[0])) > 1, "the grid is square, or its patches do not differ")
     made = subject.make()
-    came = subject.run(made, batch)
+    actual = subject.run(made, batch)
     lying = subject.run(made, replace(batch, grid=(width, height)))
-    for out in (came, lying):
+    for out in (actual, lying):
         if not (finite := all_finite(out, batch)).ok:
             return finite
     front, unseen = subject.registers, []
@@ -40,13 +40,13 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
             line = torch.tensor([*range(n), n + 1, n, *range(n + 2, batch.grid[axis])])
             turned = [*range(front), *places.index_select(axis, line).flatten().tolist()]
             exchanged = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
-            same = same and near(came[:, turned], exchanged, tolerance).ok
+            same = same and near(actual[:, turned], exchanged, tolerance).ok
         unseen += [name] * same
     must_show(subject, unseen != ["rows", "columns"], "its outputs do not go by positions")
     if unseen:
         return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
     other = f"something else for {height}x{width} than for {width}x{height}"
-    return Outcome(not alike(subject, came, lying), other, "the same")
+    return Outcome(not alike(subject, actual, lying), other, "the same")
 
 
 def scores_go_by_offsets(subject: Subject, batch: Batch) -> Outcomes:
@@ -70,11 +70,11 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
     differ = len(set(batch.ids[0])) > 1 and all(len({p[axis] for p in row}) > 1 for axis in range(subject.axes))
     applies(differ, "the patches do not differ, or not on every axis")
     made = subject.make()
-    came = subject.run(made, batch)
+    actual = subject.run(made, batch)
     seen = []
     for axis in range(subject.axes):
         flat = [[[*p[:axis], 0, *p[axis + 1 :]] for p in row]]
-        seen.append(not alike(subject, came, subject.run(made, replace(batch, positions=flat))))
+        seen.append(not alike(subject, actual, subject.run(made, replace(batch, positions=flat))))
     must_show(subject, any(seen), "its outputs do not go by positions")
     unseen = [axis for axis, found in enumerate(seen) if not found]
     return Outcome(not unseen, "other outputs without any of the axes", f"the same without axes {unseen}")
@@ -85,7 +85,7 @@ def moving_along_an_axis_changes_nothing(
 ) -> Outcome:
     """A grid gives the same outputs when it is moved along one axis."""
     made = subject.make()
-    return near(subject.run(made, batch), subject.run(made, batch.moved(by, axis=axis)), tolerance)
+    return near(subject.run(made, batch), subject.run(made, batch.shifted(by, axis=axis)), tolerance)
 
 
 def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcome:

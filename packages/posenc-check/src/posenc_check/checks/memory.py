@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from posenc_check.calls import arguments_of, gradients_of, holdings, parameters_of, with_tokens
+from posenc_check.calls import arguments_of, attributes_of, gradients_of, parameters_of, with_tokens
 from posenc_check.outcome import Outcome
 from posenc_check.subjects import Batch, Bias, Subject, applies, require
 from posenc_check.trial import Case, Check, Plan, Trial
@@ -82,7 +82,7 @@ def nothing_is_left_behind(subject: Subject, batch: Batch) -> Outcome:
     if min(left) > 0:
         left_by(WARM)
         left = [left_by(1) for _ in range(3)]
-    graphs = [name for name, x in holdings(made) if isinstance(x, Tensor) and x.grad_fn is not None]
+    graphs = [name for name, x in attributes_of(made) if isinstance(x, Tensor) and x.grad_fn is not None]
     if graphs:
         return Outcome(False, "no graph of a call that is over", f"one at {graphs[0]}")
     return Outcome(min(left) <= 0, "as many bytes after each call", f"{min(left)} more after each call")

@@ -9,7 +9,7 @@ from itertools import product
 
 import torch
 
-from posenc_check.calls import naming_what_differs, one_line, poison, require_module
+from posenc_check.calls import one_line, poison, require_module, with_difference_named
 from posenc_check.outcome import Outcome, near
 from posenc_check.subjects import REFUSALS, Batch, NotApplicableError, Subject
 from posenc_check.trial import Case, Check, Plan, Trial, texts
@@ -22,7 +22,7 @@ def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: 
     normal = require_module(subject.make())
     expected = subject.run(normal, batch)
     with torch.random.fork_rng(devices=()):
-        subject.sow()
+        subject.seed_all()
         with torch.device("meta"):
             built = subject.build(**subject.options)
         built = built.to_empty(device=subject.device)
@@ -35,7 +35,7 @@ def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: 
     built = built.to(subject.dtype)
     built.eval()
     built.load_state_dict(normal.state_dict(), assign=assign)
-    return naming_what_differs(near(expected, subject.run(built, batch), tolerance), normal, built)
+    return with_difference_named(near(expected, subject.run(built, batch), tolerance), normal, built)
 
 
 def copied_is_as_before(subject: Subject, batch: Batch, how: str, used: bool, tolerance: float) -> Outcome:
@@ -49,7 +49,7 @@ def copied_is_as_before(subject: Subject, batch: Batch, how: str, used: bool, to
     except Exception as error:
         return Outcome(False, "a copy", one_line(error))
     poison(made)
-    return naming_what_differs(near(expected, subject.run(twin, batch).detach(), tolerance), subject.make(), twin)
+    return with_difference_named(near(expected, subject.run(twin, batch).detach(), tolerance), subject.make(), twin)
 
 
 def cast_and_back_rounds_parameters_alone(
@@ -72,19 +72,19 @@ def cast_and_back_rounds_parameters_alone(
         except (RuntimeError, *REFUSALS) as error:  # of dtypes, or of what is not implemented for one
             raise NotApplicableError(f"nothing to do: it does not run in {low}: {one_line(error)}") from error
     outcome = near(expected, subject.run(made.to(torch.float32), batch), tolerance)
-    return naming_what_differs(outcome, normal, made)
+    return with_difference_named(outcome, normal, made)
 
 
 def loaded_by_another_is_as_saved(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """A module built with another seed gives the same after loading the state_dict."""
-    saved, other = require_module(subject.make()), subject.drawn_anew().make()
+    saved, other = require_module(subject.make()), subject.with_next_seed().make()
     other.load_state_dict(saved.state_dict())
-    return naming_what_differs(near(subject.run(saved, batch), subject.run(other, batch), tolerance), saved, other)
+    return with_difference_named(near(subject.run(saved, batch), subject.run(other, batch), tolerance), saved, other)
 
 
 def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
     """No buffer in the state_dict is the same for every seed, except claimed state and those of torch's own modules."""
-    made, other = require_module(subject.make()), subject.drawn_anew().make()
+    made, other = require_module(subject.make()), subject.with_next_seed().make()
     saved, drawn = made.state_dict(), other.state_dict()
     expected = {name for name, _ in made.named_parameters(remove_duplicate=False)} | set(subject.state)
     for path, module in made.named_modules():

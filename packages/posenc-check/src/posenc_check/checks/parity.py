@@ -19,21 +19,21 @@ STEPS = (1.0, 0.125, 8.0)  # a kink of the function within one step does not aff
 def outputs_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], tolerance: float) -> Outcome:
     """The outputs with the options of another backend, against those with the subject's own."""
     made = subject.make()
-    expected = batch.owed(subject.run(made, batch))
-    return near(expected, batch.owed(subject.run(made_as(subject, made, other), batch)), tolerance)
+    expected = batch.masked_outputs(subject.run(made, batch))
+    return near(expected, batch.masked_outputs(subject.run(made_as(subject, made, other), batch)), tolerance)
 
 
 def gradients_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], highest: int) -> Outcomes:
     """The gradients of parameters and of vectors with the options of another backend, against the subject's own."""
     made = subject.make()
     _, expected = gradients_of(subject, made, batch)
-    _, came = gradients_of(subject, made_as(subject, made, other), batch)
-    both = [name for name in expected if name in came]
+    _, actual = gradients_of(subject, made_as(subject, made, other), batch)
+    both = [name for name in expected if name in actual]
     applies(both, "nothing in it is trained, and call takes no vectors")
     tolerances = gradient_tolerances(subject, batch, highest)
     for name in both:
-        neither = expected[name].isnan() & came[name].isnan()  # NaN in both is no difference
-        a, b = (gradients[name].masked_fill(neither, 0.0) for gradients in (expected, came))
+        neither = expected[name].isnan() & actual[name].isnan()  # NaN in both is no difference
+        a, b = (gradients[name].masked_fill(neither, 0.0) for gradients in (expected, actual))
         yield name, near(a, b, tolerances[name])
 
 

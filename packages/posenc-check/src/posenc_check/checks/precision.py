@@ -48,7 +48,7 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
         expected = claimed(subject, positions, exact)
         if expected is None and subject.takes("positions"):
             expected = torch.stack([start @ torch.linalg.matrix_power(step, first_axis(p)) for p in positions])
-        came = unit(lowered(subject, dtype, autocast, matrices, positions, which))
+        actual = unit(lowered(subject, dtype, autocast, matrices, positions, which))
         for n, p in enumerate(positions):
             if float(lengths[n].max()) > low.max or float(lengths[n].min()) < low.tiny:
                 continue  # the dtype cannot represent such lengths, or only with few digits
@@ -56,18 +56,18 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             # reciprocal, the product), each worth p theta 2^-23 at most. Then cos and sin are rounded to the dtype, and
             # so is what they are multiplied with and added up to: four times half a unit.
             tolerance = 4 * 2**-23 * first_axis(p) * fastest(subject) + 2 * subject.eps(autocast or dtype)
-            given = (exact if expected is None else expected)[n], came[n], tolerance
+            given = (exact if expected is None else expected)[n], actual[n], tolerance
             yield f"{name} at {p}", explained(*given, autocast or dtype, "angle", first_axis(p) * fastest(subject))
 
 
-def explained(expected: Tensor, came: Tensor, tolerance: float, low: torch.dtype, what: str, size: float) -> Outcome:
+def explained(expected: Tensor, actual: Tensor, tolerance: float, low: torch.dtype, what: str, size: float) -> Outcome:
     """`near`; where it is off by what a number of this size loses in the low dtype, or not much more, it says so."""
-    outcome = near(expected, came, tolerance)
+    outcome = near(expected, actual, tolerance)
     lost = size * torch.finfo(low).eps / 2
     said = f"in {low} the {what} {size:.4g} is off by up to {lost:.2g}, in float32 by {size * 2**-24:.2g}"
-    if outcome.ok or not largest(came.double() - expected.double()) <= 16 * lost:
+    if outcome.ok or not largest(actual.double() - expected.double()) <= 16 * lost:
         return outcome
-    return outcome._replace(came=f"{outcome.came}; {said}: compute it in float32")
+    return outcome._replace(actual=f"{outcome.actual}; {said}: compute it in float32")
 
 
 def outputs(subject: Subject, made: Any, batch: Batch, tokens: slice = slice(None)) -> Tensor:
@@ -93,7 +93,7 @@ def far_as_exact_as_near(
     flat = [first_axis(p) for p in row_of(batch)] if batch.positions else [*range(batch.tokens)]
     if batch.positions:
         applies(min(flat), "the tokens begin at 0")
-        places = ((batch.moved(-min(flat)),), (batch,))
+        places = ((batch.shifted(-min(flat)),), (batch,))
     applies(batch.positions or batch.tokens > LATE, f"no token is at {LATE} or later")
     first, second = (lowered(subject, dtype, autocast, outputs, *place) for place in places)
     low, outcome = autocast or dtype, Outcome(True, "", "")
@@ -142,8 +142,8 @@ def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             seen = float(exact.diff(dim=1).abs().max()) / float(exact.abs().max())
             hidden = 0 < seen < 4 * subject.eps(autocast or dtype)
             require(not hidden, f"claim `distinct_to=N`, for one step turns less than {autocast or dtype} can tell")
-        came = lowered(subject, dtype, autocast, turned, vector.to(dtype), positions, which)[0]
-        outcome = neighbours(list(zip(positions, came.unbind(1), strict=True)), step)
+        actual = lowered(subject, dtype, autocast, turned, vector.to(dtype), positions, which)[0]
+        outcome = neighbours(list(zip(positions, actual.unbind(1), strict=True)), step)
         yield name, outcome
         if not outcome.ok:
             break
@@ -161,16 +161,16 @@ def last_row(subject: Bias, made: Any, distances: list[int]) -> Tensor:
 
 def biases_differ(subject: Bias, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
     """The biases of a query for neighbouring keys differ; the positions of the batch are distances."""
-    came = lowered(subject, dtype, autocast, last_row, row_of(batch))
-    return neighbours(list(zip(row_of(batch), came.unbind(-1), strict=True)), [1])
+    actual = lowered(subject, dtype, autocast, last_row, row_of(batch))
+    return neighbours(list(zip(row_of(batch), actual.unbind(-1), strict=True)), [1])
 
 
 def outputs_differ(subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
     """Rows of two tokens give different outputs, where the second moves on by one from row to row."""
     applies(of_two_tokens(batch), "the rows are not of the same two tokens")
-    came = lowered(subject, dtype, autocast, type(subject).run, batch)
+    actual = lowered(subject, dtype, autocast, type(subject).run, batch)
     places = [row[-1] for row in batch.positions]
-    return neighbours(list(zip(places, came.unbind(0), strict=True)), [1] * subject.axes)
+    return neighbours(list(zip(places, actual.unbind(0), strict=True)), [1] * subject.axes)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------

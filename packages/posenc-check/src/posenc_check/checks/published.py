@@ -19,7 +19,7 @@ from posenc_check.captured import (
     sums_in,
 )
 from posenc_check.checks.rotations import fastest
-from posenc_check.like import UNKNOWN, Convention, Sizes, adopted, captured_sizes, sizes_of
+from posenc_check.like import UNKNOWN_SIZES, Convention, Sizes, captured_sizes, conventions_of, sizes_of
 from posenc_check.outcome import Outcome, Outcomes, largest, near
 from posenc_check.subjects import (
     Attention,
@@ -30,12 +30,12 @@ from posenc_check.subjects import (
     Rotary,
     Subject,
     applies,
-    asked,
+    query_and_key_tokens,
     require,
 )
 from posenc_check.trial import Case, Check, Plan, Trial
 
-UNIT = 2.0**-23  # of float32, in which phases and logarithms are usual
+FLOAT32_EPS = 2.0**-23  # of float32, in which phases and logarithms are usual
 
 
 def as_tensors(expected: Any, others: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -45,122 +45,128 @@ def as_tensors(expected: Any, others: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def share_of_rounding(subject: Layer, batch: Batch) -> float:
     """The share by which numbers may be off: 64 units of float32, and 4 more per position, for phases in float32."""
-    return (4 * (float(subject.places(batch).max()) if batch.grid is None else 0.0) + 64) * UNIT
+    return (4 * (float(subject.places(batch).max()) if batch.grid is None else 0.0) + 64) * FLOAT32_EPS
 
 
-def from_itself(scores: Tensor, own: list[int]) -> Tensor:
+def minus_own_score(scores: Tensor, own: list[int]) -> Tensor:
     """Scores minus that of each query for its ``own`` key: a softmax does not see what is added to a whole row."""
     return scores - scores[..., range(len(own)), own][..., None]
 
 
-def scores_are_its(
+def scores_match(
     subject: Rotary | Bias, batch: Batch, expected: Any, others: dict[str, Any], changed: Mapping[str, Any] = {}
 ) -> Outcomes:
     """What is added to scores, or products of rotated queries and keys, minus a token's own, against the scheme's."""
     made, places = subject.make(**changed), subject.places(batch)
-    rows, columns = asked(batch)
+    rows, columns = query_and_key_tokens(batch)
     if isinstance(subject, Rotary):
-        drawn = subject.content(batch)[:2]
-        query, key = (subject.rotate(made, x, places, which).double() for which, x in enumerate(drawn))
-        came = (query @ key.mT / subject.head_dim**0.5)[:, :, rows][..., columns]
+        content = subject.content(batch)[:2]
+        query, key = (subject.rotate(made, x, places, which).double() for which, x in enumerate(content))
+        actual = (query @ key.mT / subject.head_dim**0.5)[:, :, rows][..., columns]
     else:
-        came = subject.bias(made, places[:, rows], places[:, columns]).double()
+        actual = subject.bias(made, places[:, rows], places[:, columns]).double()
     own = [columns.index(n) for n in rows]
     given = as_tensors(expected, others)
     seen = subject.visible(batch)[:, None, rows][..., columns] & ~given[""].isnan()  # NaN: the scheme leaves it open
-    came, *told = (from_itself(x, own).masked_fill(~seen, 0.0) for x in (came, *given.values()))
-    wanted = dict(zip(given, told, strict=True))
-    scheme = wanted[""]
+    actual, *tables = (minus_own_score(x, own).masked_fill(~seen, 0.0) for x in (actual, *given.values()))
+    conventions = dict(zip(given, tables, strict=True))
+    scheme = conventions[""]
     applies(float(scheme.abs().max()) > 0, "the scheme gives nothing to any of these tokens")
-    if came.shape != scheme.shape and came.size(1) != 1:
-        yield "shape", Outcome(False, str(tuple(scheme.shape)), str(tuple(came.shape)))
+    if actual.shape != scheme.shape and actual.size(1) != 1:
+        yield "shape", Outcome(False, str(tuple(scheme.shape)), str(tuple(actual.shape)))
         return
-    came = came.expand_as(scheme)
-    share = (4 * (float(places.max()) * fastest(subject) if isinstance(subject, Rotary) else 0.0) + 32) * UNIT
-    said = name_of(came, wanted, share)
-    for head in range(came.size(1)):
+    actual = actual.expand_as(scheme)
+    share = (4 * (float(places.max()) * fastest(subject) if isinstance(subject, Rotary) else 0.0) + 32) * FLOAT32_EPS
+    description = describe_convention(actual, conventions, share)
+    for head in range(actual.size(1)):
         one = scheme[:, head]
-        ok, says, shows = near(one, came[:, head], share * largest(one))
-        yield f"head {head}", Outcome(ok, says, shows + said)
+        ok, says, shows = near(one, actual[:, head], share * largest(one))
+        yield f"head {head}", Outcome(ok, says, shows + description)
 
 
-def compared(came: Tensor, wanted: dict[str, Tensor], tolerance: float) -> Outcome:
-    """`near` the scheme; and, where it is not, the outcome says what it is instead (see `name_of`)."""
-    outcome = near(wanted[""], came, tolerance)
-    if outcome.ok or came.shape != wanted[""].shape:
+def compare_conventions(actual: Tensor, conventions: dict[str, Tensor], tolerance: float) -> Outcome:
+    """`near` the scheme; and, where it is not, the outcome says what it is instead (see `describe_convention`)."""
+    outcome = near(conventions[""], actual, tolerance)
+    if outcome.ok or actual.shape != conventions[""].shape:
         return outcome
-    said = name_of(came, wanted, tolerance / max(float(wanted[""].abs().max()), 1e-300))
-    return outcome._replace(came=outcome.came + said)
+    description = describe_convention(actual, conventions, tolerance / max(float(conventions[""].abs().max()), 1e-300))
+    return outcome._replace(actual=outcome.actual + description)
 
 
-def name_of(came: Tensor, wanted: dict[str, Tensor], share: float) -> str:
+def describe_convention(actual: Tensor, conventions: dict[str, Tensor], share: float) -> str:
     """Says which other convention of the scheme this is, or how many times the scheme; "" if it is neither."""
-    expected = wanted[""]
-    for name, other in wanted.items():
-        if name and near(other, came, share * largest(other)).ok:
+    expected = conventions[""]
+    for name, other in conventions.items():
+        if name and near(other, actual, share * largest(other)).ok:
             require(not name.startswith(EXCHANGED), EXCHANGED)
             return f". This is {name}"
-    times = float((came * expected).nansum() / (expected * expected).nansum())
-    if abs(times - 1) > share and near(times * expected, came, share * abs(times) * float(expected.abs().max())).ok:
+    times = float((actual * expected).nansum() / (expected * expected).nansum())
+    if abs(times - 1) > share and near(times * expected, actual, share * abs(times) * float(expected.abs().max())).ok:
         return f". This is {times:.6g} times the scheme"
     return ""
 
 
-def outputs_are_its(subject: Attention, batch: Batch, expected: Any, others: Any, tolerance: float) -> Outcome:
+def outputs_match(subject: Attention, batch: Batch, expected: Any, others: Any, tolerance: float) -> Outcome:
     """The outputs against those of attention with the scheme, for the same queries, keys and values."""
-    came = subject.run(subject.make(), batch).detach().double()
-    return compared(came, as_tensors(expected, others), tolerance)
+    actual = subject.run(subject.make(), batch).detach().double()
+    return compare_conventions(actual, as_tensors(expected, others), tolerance)
 
 
-def sums_heard_are_its(subject: Layer, batch: Batch, expected: Any, others: Any) -> Outcome:
+def captured_sums_match(subject: Layer, batch: Batch, expected: Any, others: Any) -> Outcome:
     """What is added to tokens where positions first enter, minus the first, against the vectors of the scheme."""
     applies(len(batch.ids) == 2 and all(len(set(row)) == 1 for row in batch.ids), "the rows are not of one token each")
     captured, front = sums_in(subject, subject.make(), batch), subject.registers
-    wanted = {name: x[0, front:] - x[0, front : front + 1] for name, x in as_tensors(expected, others).items()}
-    captured = [x for x in captured if x.shape == wanted[""].shape]  # several where something else is added, too
+    conventions = {name: x[0, front:] - x[0, front : front + 1] for name, x in as_tensors(expected, others).items()}
+    captured = [x for x in captured if x.shape == conventions[""].shape]  # several where something else is added, too
     require(captured, "let positions be added to tokens before any other operation on both: no such sum was observed")
-    tolerance = share_of_rounding(subject, batch) * max(float(x.abs().max()) for x in (wanted[""], *captured))
-    if any(near(wanted[""], x, tolerance).ok for x in captured):
+    tolerance = share_of_rounding(subject, batch) * max(float(x.abs().max()) for x in (conventions[""], *captured))
+    if any(near(conventions[""], x, tolerance).ok for x in captured):
         return Outcome(True, "", "")
-    return compared(captured[0], wanted, tolerance)
+    return compare_conventions(captured[0], conventions, tolerance)
 
 
-def scores_heard_are_its(subject: Layer, batch: Batch, expected: Any, forms: Any) -> Outcomes:
+def captured_scores_match(subject: Layer, batch: Batch, expected: Any, forms: Any) -> Outcomes:
     """The scores of one repeated token against the scheme's: what it adds, plus any combination of its forms."""
     at, captured = onlookers(subject, batch), scores_of(subject, subject.make(), of_one_token(batch))
     require(captured, NO_SCORES)
-    came, front = captured[0][0][:, at], subject.registers
-    told, open_to = (torch.tensor(x, dtype=torch.float64) for x in (expected, forms))
-    if came.shape != told.shape:
-        yield "shape", Outcome(False, str(tuple(told.shape)), str(tuple(came.shape)))
+    actual, front = captured[0][0][:, at], subject.registers
+    published, open_to = (torch.tensor(x, dtype=torch.float64) for x in (expected, forms))
+    if actual.shape != published.shape:
+        yield "shape", Outcome(False, str(tuple(published.shape)), str(tuple(actual.shape)))
         return
-    seen = came.isfinite() & told.isfinite()
+    seen = actual.isfinite() & published.isfinite()
     seen[..., :front] = False
-    came, told, open_to = (from_itself(x, at) for x in (came, told, open_to))
-    for head in range(came.size(0)):
+    actual, published, open_to = (minus_own_score(x, at) for x in (actual, published, open_to))
+    for head in range(actual.size(0)):
         here = seen[head]
-        wanted = (came[head] - told[head])[here]
+        difference = (actual[head] - published[head])[here]
         basis = open_to[head][:, here]
-        possible = wanted.numel() >= 1.5 * len(basis) + 4
+        possible = difference.numel() >= 1.5 * len(basis) + 4
         require(possible, "let it have more positions: there are too few pairs to tell the scheme from others")
-        left = wanted
+        left = difference
         if len(basis) and float(basis.abs().max()) > 0:
-            left = wanted - basis.T @ torch.linalg.lstsq(basis.T, wanted[:, None], driver="gelsd").solution[:, 0]
-        size = max(float(x[here].abs().max()) for x in (captured[0][0][:, at][head], came[head]))
-        tolerance = (share_of_rounding(subject, batch) if len(basis) else 64 * UNIT) * size
-        shown = torch.zeros_like(came[head])
+            left = (
+                difference - basis.T @ torch.linalg.lstsq(basis.T, difference[:, None], driver="gelsd").solution[:, 0]
+            )
+        size = max(float(x[here].abs().max()) for x in (captured[0][0][:, at][head], actual[head]))
+        tolerance = (share_of_rounding(subject, batch) if len(basis) else 64 * FLOAT32_EPS) * size
+        shown = torch.zeros_like(actual[head])
         shown[here] = left
-        fitted = torch.where(here, came[head] - shown, 0.0)
-        ok, says, shows = near(fitted, torch.where(here, came[head], 0.0), tolerance)
-        scaled = "" if ok else name_of(came[head][here], {"": told[head][here]}, tolerance / max(size, 1e-300))
+        fitted = torch.where(here, actual[head] - shown, 0.0)
+        ok, says, shows = near(fitted, torch.where(here, actual[head], 0.0), tolerance)
+        scaled = (
+            ""
+            if ok
+            else describe_convention(actual[head][here], {"": published[head][here]}, tolerance / max(size, 1e-300))
+        )
         yield f"head {head} [query, key]", Outcome(ok, says, shows + scaled)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 
-RULER = 300  # distances that are all tried: past it no scheme of text has more than a few steps
-FAR = (0, 1, 3, 8, 20, 46, 90, 127, 128, 300, 511, 512, 513, 1000, 1025, 2047, 4096, 10_000, 40_000, 100_000)
+NEAR_DISTANCES = 300  # distances that are all tried: past it no scheme of text has more than a few steps
+FAR_POSITIONS = (0, 1, 3, 8, 20, 46, 90, 127, 128, 300, 511, 512, 513, 1000, 1025, 2047, 4096, 10_000, 40_000, 100_000)
 GRIDS = ((3, 5), (5, 3), (1, 7), (7, 9))
 
 
@@ -169,7 +175,7 @@ def _require(plan: Plan, *kinds: type) -> None:
     applies(isinstance(plan.subject, kinds), "other things are compared of its kind")
 
 
-def _told(plan: Plan, long: int) -> Iterator[Batch]:
+def _position_rows(plan: Plan, long: int) -> Iterator[Batch]:
     """Rows at awkward places, as far as there are so many positions; by the index where none can be told."""
     subject = plan.subject
     if subject.axes > 1:
@@ -183,12 +189,12 @@ def _told(plan: Plan, long: int) -> Iterator[Batch]:
                     yield replace(plan.text(1, len(places)), positions=[mixed])
         return
     for tokens in sorted({min(n, plan.limit) for n in (5, 23, long)}):
-        told = subject.can("positions")
-        asked = {tokens - 1} if subject.causal else {tokens - 1, tokens // 3, 0}
-        row = plan.line(1, tokens) if told else plan.text(1, tokens)
-        yield replace(row, queries=tuple(sorted(asked))) if tokens == long and told else row
+        has_positions = subject.can("positions")
+        queries = {tokens - 1} if subject.causal else {tokens - 1, tokens // 3, 0}
+        row = plan.line(1, tokens) if has_positions else plan.text(1, tokens)
+        yield replace(row, queries=tuple(sorted(queries))) if tokens == long and has_positions else row
     if subject.can("positions"):
-        far = [p for p in FAR if plan.has(p)]
+        far = [p for p in FAR_POSITIONS if plan.has(p)]
         if len(far) > 1:
             yield plan.row(far)
     elif subject.takes("offset") and plan.has(1006):
@@ -197,7 +203,7 @@ def _told(plan: Plan, long: int) -> Iterator[Batch]:
 
 def _scores(plan: Plan) -> Iterator[Case]:
     _require(plan, Rotary, Bias)
-    for batch in _told(plan, RULER):
+    for batch in _position_rows(plan, NEAR_DISTANCES):
         yield Case(batch)
 
 
@@ -208,18 +214,18 @@ def _other_options(plan: Plan) -> Iterator[Case]:
     require(function, "give `like` as a function of the options, to compare others too")
     require(plan.subject.varied, "name in `varied` another value of each option, to run this")
     for name, value in plan.subject.varied.items():
-        for batch in list(_told(plan, 60))[-2:]:
+        for batch in list(_position_rows(plan, 60))[-2:]:
             yield Case(batch, {"changed": {name: value}})
 
 
 def _outputs(plan: Plan) -> Iterator[Case]:
     _require(plan, Attention)
-    for batch in _told(plan, RULER):
+    for batch in _position_rows(plan, NEAR_DISTANCES):
         highest = int(plan.subject.places(batch).max())
         yield Case(batch, {"tolerance": plan.tolerance(highest)})
 
 
-def _sums(plan: Plan) -> Iterator[Case]:
+def _added_vectors(plan: Plan) -> Iterator[Case]:
     _require(plan, Layer)
     for batch in _rows(plan, 40):
         ids = [[5] * batch.tokens, [11] * batch.tokens]
@@ -234,7 +240,7 @@ def _rows(plan: Plan, tokens: int) -> Iterator[Batch]:
             yield replace(plan.text(1, subject.registers + height * width), grid=(height, width))
         return
     if subject.axes > 1:
-        yield from _told(plan, 0)
+        yield from _position_rows(plan, 0)
         return
     tokens = min(tokens, plan.limit)
     yield plan.text(1, tokens)
@@ -244,7 +250,7 @@ def _rows(plan: Plan, tokens: int) -> Iterator[Batch]:
             yield plan.row(places)
 
 
-def _heard(plan: Plan) -> Iterator[Case]:
+def _captured_scores(plan: Plan) -> Iterator[Case]:
     _require(plan, Layer)
     threshold = plan.subject.threshold  # on both sides of it
     around = [plan.text(1, n) for n in ((threshold, threshold + 1) if threshold else ()) if n <= plan.limit]
@@ -252,8 +258,8 @@ def _heard(plan: Plan) -> Iterator[Case]:
         yield Case(batch)
 
 
-Said = dict[str, Any]  # plain numbers, which a script can hold
-ROUND = 1e-10  # singular values below this share of the largest are rounding
+OracleValues = dict[str, Any]  # plain numbers, which a script can hold
+RANK_TOLERANCE = 1e-10  # singular values below this share of the largest are rounding
 
 
 def positions_of(subject: Subject, batch: Batch, tokens: Sequence[int], convention: Convention) -> Positions:
@@ -268,17 +274,17 @@ def positions_of(subject: Subject, batch: Batch, tokens: Sequence[int], conventi
     return Positions(coords, order=order[:, tokens], document=document[:, tokens])
 
 
-def of_each(
-    say: Callable[[Convention], Tensor], subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any]
-) -> Said:
+def over_conventions(
+    evaluate: Callable[[Convention], Tensor], subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any]
+) -> OracleValues:
     """What the scheme gives, and what its other conventions give, by name, where that differs."""
-    usual, *more = adopted(subject, made, sizes, changed)
+    usual, *more = conventions_of(subject, made, sizes, changed)
     with _may_refuse(usual.scheme):
-        expected = say(usual)
+        expected = evaluate(usual)
     others = {}
     for convention in more:
         with suppress(ValueError, NotImplementedError):
-            other = say(convention)
+            other = evaluate(convention)
             if other.shape == expected.shape and not torch.allclose(other, expected, equal_nan=True):
                 others[convention.name] = other.tolist()
     return {"expected": expected.tolist(), "others": others}
@@ -317,7 +323,7 @@ def scores(
 ) -> Tensor:
     """The scheme's scores of queries and keys at these tokens; NaN where either of two buckets is right."""
     of_queries, of_keys = (positions_of(subject, batch, tokens, convention) for tokens in (rows, columns))
-    said = logits(
+    description = logits(
         query.double(),
         key.double(),
         convention.scheme,
@@ -326,15 +332,15 @@ def scores(
         is_causal=subject.causal,
     ).detach()
     if of_keys.coords.dim() > 2:
-        return said
+        return description
     away = (of_keys.coords[:, None, :] - of_queries.coords[:, :, None]).abs()
-    return said.masked_fill(between_buckets(convention.scheme, away)[:, None], torch.nan)
+    return description.masked_fill(between_buckets(convention.scheme, away)[:, None], torch.nan)
 
 
-def its_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+def scheme_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> OracleValues:
     """The scheme's scores: for a rotation, of the subject's queries and keys; for a bias, of zeros."""
     assert isinstance(subject, Rotary | Bias)
-    made, (rows, columns) = subject.make(**changed), asked(batch)
+    made, (rows, columns) = subject.make(**changed), query_and_key_tokens(batch)
     query: Tensor
     key: Tensor
     if isinstance(subject, Rotary):
@@ -343,19 +349,19 @@ def its_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, 
         heads = subject.bias(made, *(subject.places(batch)[:, tokens] for tokens in (rows, columns))).size(1)
         query = key = torch.zeros(len(batch.ids), heads, batch.tokens, subject.head_dim, dtype=torch.float64)
 
-    def say(convention: Convention) -> Tensor:
+    def evaluate(convention: Convention) -> Tensor:
         return scores(subject, batch, convention, query[:, :, rows], key[:, :, columns], rows, columns)
 
-    return of_each(say, subject, made, Sizes(query.size(1), subject.head_dim), changed)
+    return over_conventions(evaluate, subject, made, Sizes(query.size(1), subject.head_dim), changed)
 
 
-def its_outputs(subject: Subject, batch: Batch, **_: Any) -> Said:
+def scheme_outputs(subject: Subject, batch: Batch, **_: Any) -> OracleValues:
     """The outputs of attention with the scheme, (rows, queries, heads, head_dim)."""
     assert isinstance(subject, Attention)
     query, key, value = (x.double() for x in subject.content(batch))
-    rows, columns = asked(batch)
+    rows, columns = query_and_key_tokens(batch)
 
-    def say(convention: Convention) -> Tensor:
+    def evaluate(convention: Convention) -> Tensor:
         out = attention(
             query[:, :, rows],
             key[:, :, columns],
@@ -369,23 +375,23 @@ def its_outputs(subject: Subject, batch: Batch, **_: Any) -> Said:
         assert isinstance(out, Tensor)
         return out.detach().transpose(1, 2)
 
-    return of_each(say, subject, subject.make(), Sizes(subject.heads, subject.head_dim), {})
+    return over_conventions(evaluate, subject, subject.make(), Sizes(subject.heads, subject.head_dim), {})
 
 
-def its_vectors(subject: Subject, batch: Batch, **_: Any) -> Said:
+def scheme_vectors(subject: Subject, batch: Batch, **_: Any) -> OracleValues:
     """The vectors that the scheme adds, (rows, tokens, dim)."""
 
-    def say(convention: Convention) -> Tensor:
+    def evaluate(convention: Convention) -> Tensor:
         table = convention.scheme.table(positions_of(subject, batch, range(batch.tokens), convention), torch.float64)
         if table is None:
             raise ValueError("it adds no vectors")
         return table.detach().expand(len(batch.ids), -1, -1)
 
     made = subject.make()
-    return of_each(say, subject, made, sizes_of(subject, made), {})
+    return over_conventions(evaluate, subject, made, sizes_of(subject, made), {})
 
 
-def its_forms(subject: Subject, batch: Batch, **_: Any) -> Said:
+def scheme_forms(subject: Subject, batch: Batch, **_: Any) -> OracleValues:
     """What the scheme says of the scores of one repeated token, whose query q and key k are unknown.
 
     A score is b(r) + q.a(r) + k.c(r) + q.M(r)k. ``expected`` is b, (heads, queries, keys), for the `onlookers`;
@@ -393,21 +399,24 @@ def its_forms(subject: Subject, batch: Batch, **_: Any) -> Said:
     """
     made, at = subject.make(), onlookers(subject, batch)
     sizes = captured_sizes(subject, made, of_one_token(batch))
-    require(sizes != UNKNOWN, NO_SCORES)
-    convention, everyone = adopted(subject, made, sizes, {})[0], range(batch.tokens)
+    require(sizes != UNKNOWN_SIZES, NO_SCORES)
+    convention, everyone = conventions_of(subject, made, sizes, {})[0], range(batch.tokens)
     head_dim = getattr(convention.scheme, "head_dim", 4)
     count = 4 * head_dim + 9
-    drawn = torch.randn(
+    content = torch.randn(
         2, count + 2, sizes.heads or 1, 1, head_dim, generator=torch.Generator().manual_seed(3)
     ).double()
-    drawn[:, 0] = 0.0
-    query, key = drawn[0].expand(-1, -1, len(at), -1), drawn[1].expand(-1, -1, batch.tokens, -1)
+    content[:, 0] = 0.0
+    query, key = content[0].expand(-1, -1, len(at), -1), content[1].expand(-1, -1, batch.tokens, -1)
     with _may_refuse(convention.scheme):
-        said = scores(subject, batch, convention, query, key, at, everyone)
-    expected, free = said[0], (said[1:] - said[0]).nan_to_num(0.0).transpose(0, 1)  # (heads, forms, queries, keys)
+        description = scores(subject, batch, convention, query, key, at, everyone)
+    expected, free = (
+        description[0],
+        (description[1:] - description[0]).nan_to_num(0.0).transpose(0, 1),
+    )  # (heads, forms, queries, keys)
     _, s, v = torch.linalg.svd(free[:, :-1].flatten(2), full_matrices=False)
-    kept = int((s > ROUND * s.amax().clamp(min=1e-300)).sum(-1).max())
-    forms = v[:, :kept]
+    rank = int((s > RANK_TOLERANCE * s.amax().clamp(min=1e-300)).sum(-1).max())
+    forms = v[:, :rank]
     last = free[:, -1].flatten(1)
     left = last - torch.einsum("hfn,hfm,hm->hn", forms, forms, last)
     applies(float(left.abs().max()) <= 1e-6 * float(last.abs().max()) + 1e-12, "the scheme is no sum of products")
@@ -423,10 +432,10 @@ CHECK = Check(
     pains=(7, 8, 16),
     remedy="Compute it as the paper and its authors' code do: the docstring of the scheme in posenc has the formula.",
     trials=(
-        Trial("scores", scores_are_its, _scores, oracle=its_scores, claims=("like",)),
-        Trial("other options", scores_are_its, _other_options, oracle=its_scores, claims=("like",)),
-        Trial("outputs", outputs_are_its, _outputs, oracle=its_outputs, claims=("like",)),
-        Trial("added vectors in a layer", sums_heard_are_its, _sums, oracle=its_vectors, claims=("like",)),
-        Trial("scores in a layer", scores_heard_are_its, _heard, oracle=its_forms, claims=("like",)),
+        Trial("scores", scores_match, _scores, oracle=scheme_scores, claims=("like",)),
+        Trial("other options", scores_match, _other_options, oracle=scheme_scores, claims=("like",)),
+        Trial("outputs", outputs_match, _outputs, oracle=scheme_outputs, claims=("like",)),
+        Trial("added vectors in a layer", captured_sums_match, _added_vectors, oracle=scheme_vectors, claims=("like",)),
+        Trial("scores in a layer", captured_scores_match, _captured_scores, oracle=scheme_forms, claims=("like",)),
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc_check.calls import gradient_tolerances, gradients_of, holdings, instead, one_line, with_tokens
+from posenc_check.calls import attributes_of, gradient_tolerances, gradients_of, one_line, with_call, with_tokens
 from posenc_check.outcome import Outcome, Outcomes, first_failure, near
 from posenc_check.subjects import REFUSALS, Batch, Bias, NotApplicableError, Rotary, Subject, applies
 from posenc_check.trial import Case, Check, Plan, Trial
@@ -28,10 +28,10 @@ def nothing_is_written(subject: Subject, batch: Batch) -> Outcome:
 
     before = saved()
     subject.run(made, batch)
-    came, once = written(before, saved()), as_now(dict(holdings(made)))
+    actual, once = written(before, saved()), as_now(dict(attributes_of(made)))
     subject.run(made, batch)
-    came = list(dict.fromkeys(came + written(once, as_now(dict(holdings(made))))))
-    return Outcome(not came, "nothing written", "; ".join(came[:3]) or "nothing written")
+    actual = list(dict.fromkeys(actual + written(once, as_now(dict(attributes_of(made))))))
+    return Outcome(not actual, "nothing written", "; ".join(actual[:3]) or "nothing written")
 
 
 def written(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -53,7 +53,7 @@ def inputs_stay_as_they_are(subject: Subject, batch: Batch) -> Outcomes:
         found.extend((name, near(before[name], x, 0.0)) for name, x in tensors.items())
         return out
 
-    instead(subject, call).run(subject.make(), batch)
+    with_call(subject, call).run(subject.make(), batch)
     yield from found
 
 
@@ -71,7 +71,7 @@ def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit:
         outcome = near(first, subject.run(made, batch), 0.0)  # the arithmetic is the same
         still = torch.equal(before, torch.get_rng_state())
         drawn = "" if still else ", by numbers that each call draws: is dropout on?"
-        yield "again", Outcome(outcome.ok, outcome.expected, outcome.came + drawn)
+        yield "again", Outcome(outcome.ok, outcome.expected, outcome.actual + drawn)
         return
     try:
         call_between(subject, made, between, batch if between == "shorter" else longer)
@@ -109,7 +109,7 @@ def others(subject: Subject) -> Iterator[Any]:
             yield subject.make(**{name: value})
         except (ValueError, TypeError, AssertionError):
             continue
-    yield subject.drawn_anew().make()
+    yield subject.with_next_seed().make()
 
 
 def inference_mode_leaves_no_trace(subject: Subject, batch: Batch, highest: int) -> Outcome:
@@ -123,14 +123,14 @@ def inference_mode_leaves_no_trace(subject: Subject, batch: Batch, highest: int)
         given.append(subject.call(*arguments, **named))
         return given[-1]
 
-    _, came = gradients_of(instead(subject, call), made, batch)
+    _, actual = gradients_of(with_call(subject, call), made, batch)
     outs = [x for out in given for x in (out if isinstance(out, tuple) else (out,))]
     if any(isinstance(x, Tensor) and x.is_inference() for x in outs):
         return Outcome(False, "outputs that can be trained with", "one that was made under inference mode")
-    applies(came, "nothing in it is trained, and call takes no vectors")
+    applies(actual, "nothing in it is trained, and call takes no vectors")
     _, expected = gradients_of(subject, subject.make(), batch)
     tolerances = gradient_tolerances(subject, batch, highest)
-    return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in expected])
+    return first_failure([(name, near(expected[name], actual[name], tolerances[name])) for name in expected])
 
 
 def as_now(held: dict[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ def outputs_are_permuted(subject: Subject, batch: Batch, seed: int, tolerance: f
     """Tokens in another order, with their positions, documents and order, give their outputs in that order."""
     places = random.Random(seed).sample(range(batch.tokens), batch.tokens)
     turned = batch.pick(places)
-    expected = batch.owed(subject.run(subject.make(), batch))[:, places]
-    return near(expected, turned.owed(subject.run(subject.make(), turned)), tolerance)
+    expected = batch.masked_outputs(subject.run(subject.make(), batch))[:, places]
+    return near(expected, turned.masked_outputs(subject.run(subject.make(), turned)), tolerance)
 
 
 def shards(batch: Batch, ranks: int, order: str) -> list[list[int]]:
@@ -53,8 +53,8 @@ def query_shards_equal_rows(subject: Subject, batch: Batch, ranks: int, order: s
     whole = subject.run(subject.make(), batch)
     made = subject.make()
     for rank, queries in enumerate(shards(batch, ranks, order)):
-        came = subject.run(made, replace(batch, queries=tuple(queries)))
-        yield f"rank {rank}", near(whole[:, queries], came, tolerance)
+        actual = subject.run(made, replace(batch, queries=tuple(queries)))
+        yield f"rank {rank}", near(whole[:, queries], actual, tolerance)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def _any(plan: Plan) -> Iterator[Case]:
             for afar in (0, AFAR) if plan.has(tokens + AFAR + 3) else (0,):
                 batch = plan.line(2, tokens, step=3 if afar else 0)
                 # The second half is moved away, so that positions are not consecutive.
-                half, moved = tokens // 2, batch.moved(afar).positions or []
+                half, moved = tokens // 2, batch.shifted(afar).positions or []
                 positions = [near[:half] + far[half:] for near, far in zip(batch.positions or [], moved, strict=True)]
                 queries = tuple(plan.chance.sample(range(tokens), count))
                 tolerance = plan.tolerance(tokens + afar + 3)

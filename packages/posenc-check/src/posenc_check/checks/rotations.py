@@ -152,12 +152,12 @@ def pairs_keep_to_themselves(subject: Rotary, batch: Batch) -> Outcomes:
         inside[a, b] = inside[b, a] = 1
     made = subject.make()
     for name, which in sides(subject):
-        came = matrices(subject, made, row_of(batch), which)
-        turns = came * (1 - torch.eye(subject.head_dim, device=subject.device))
-        size = float(came.abs().max())
+        actual = matrices(subject, made, row_of(batch), which)
+        turns = actual * (1 - torch.eye(subject.head_dim, device=subject.device))
+        size = float(actual.abs().max())
         possible = not float(turns.abs().max()) < rounding(subject) * size
         require(possible, f"let it turn something: positions {row_of(batch)} turn nothing")
-        outside = came * (1 - inside)
+        outside = actual * (1 - inside)
         yield f"{name} [position, head, to, from]", near(torch.zeros_like(outside), outside, rounding(subject) * size)
 
 
@@ -169,9 +169,9 @@ def pairs_turn_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
     theta = [*(frequencies(subject) or [1.0] * count), *[0.0] * count][:count]
     forward = torch.tensor(theta, dtype=torch.float64).sin().sign() * (1 if subject.direction == "forward" else -1)
     for name, which in sides(subject):
-        came = matrices(subject, made, row_of(batch), which)[0].double()
-        across = torch.stack([came[:, b, a] for a, b in pairs(subject, subject.layout)], -1).cpu()  # (heads, pairs)
-        turns = (across.abs() > rounding(subject) * came.abs().max().cpu()) & (forward != 0)
+        actual = matrices(subject, made, row_of(batch), which)[0].double()
+        across = torch.stack([actual[:, b, a] for a, b in pairs(subject, subject.layout)], -1).cpu()  # (heads, pairs)
+        turns = (across.abs() > rounding(subject) * actual.abs().max().cpu()) & (forward != 0)
         applies(bool(turns.any()), f"positions {row_of(batch)} turn nothing")
         expected = torch.where(turns, forward, 0.0)
         yield f"{name} [head, pair], +1 forward", near(expected, torch.where(turns, across.sign(), 0.0), 0.0)
@@ -183,9 +183,9 @@ def the_rest_is_untouched(subject: Rotary, batch: Batch, dtype: torch.dtype) -> 
     positions, exactly = row_of(batch), 0.0 if subject.computes_in is None else subject.eps()
     x = torch.randn(3, subject.head_dim, generator=torch.Generator().manual_seed(0)).to(subject.device, dtype)
     for name, which in sides(subject):
-        came = lowered(subject, dtype, None, turned, x, positions, which)[..., subject.rotary_dim :]
-        expected = x[:, None, None, subject.rotary_dim :].expand_as(came)
-        yield f"{name} [vector, head, position, channel]", near(expected, came, exactly * float(x.abs().max()))
+        actual = lowered(subject, dtype, None, turned, x, positions, which)[..., subject.rotary_dim :]
+        expected = x[:, None, None, subject.rotary_dim :].expand_as(actual)
+        yield f"{name} [vector, head, position, channel]", near(expected, actual, exactly * float(x.abs().max()))
 
 
 def lengths_stay(subject: Rotary, batch: Batch) -> Outcomes:
@@ -193,8 +193,8 @@ def lengths_stay(subject: Rotary, batch: Batch) -> Outcomes:
     assert subject.scale is not None
     rotary, made = subject.rotary_dim or subject.head_dim, subject.make()
     for name, which in sides(subject):
-        came = matrices(subject, made, row_of(batch), which).double()[..., :rotary, :rotary]
-        products = came.mT @ came
+        actual = matrices(subject, made, row_of(batch), which).double()[..., :rotary, :rotary]
+        products = actual.mT @ actual
         expected = subject.scale**2 * torch.eye(rotary, device=products.device).double().expand_as(products)
         yield f"{name} [position, head, c, c]", near(expected, products, rounding(subject) * subject.scale**2)
 
@@ -209,12 +209,12 @@ def layouts_agree(subject: Rotary, batch: Batch) -> Outcomes:
     for name, which in sides(subject):
         positions = row_of(batch)
         expected = matrices(subject, subject.make(), positions, which)[..., here, :][..., here]
-        came = matrices(subject, subject.make(**subject.other_layout), positions, which)[..., there, :][..., there]
+        actual = matrices(subject, subject.make(**subject.other_layout), positions, which)[..., there, :][..., there]
         for n, p in enumerate(positions):
             # The two may compute their phases in two ways, each of which rounds by up to 4 p theta 2^-23.
             phase = 8 * first_axis(p) * fastest(subject) * 2**-23
             tolerance = (phase + rounding(subject)) * float(expected.abs().max())
-            yield f"{name} at {p} [head, to, from]", near(expected[n], came[n], tolerance)
+            yield f"{name} at {p} [head, to, from]", near(expected[n], actual[n], tolerance)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def what_padding_holds_changes_nothing(subject: Subject, batch: Batch) -> Outcom
         for row in zip(batch.ids, batch.real, strict=True)
     ]
     before, after = subject.run(made, batch), subject.run(made, replace(batch, ids=ids))
-    return near(batch.owed(before), batch.owed(after), 0.0)
+    return near(batch.masked_outputs(before), batch.masked_outputs(after), 0.0)
 
 
 def documents_equal_themselves_alone(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
@@ -39,8 +39,8 @@ def documents_equal_themselves_alone(subject: Subject, batch: Batch, tolerance: 
         for document in sorted(set(of) - {PADDING}):
             tokens = [n for n, d in enumerate(of) if d == document]
             alone = replace(batch.pick(tokens, row), document=None)
-            came = together[row : row + 1, tokens]
-            yield f"document {document} of row {row}", near(subject.run(subject.make(), alone), came, tolerance)
+            actual = together[row : row + 1, tokens]
+            yield f"document {document} of row {row}", near(subject.run(subject.make(), alone), actual, tolerance)
 
 
 def documents_do_not_leak(subject: Subject, batch: Batch) -> Outcomes:

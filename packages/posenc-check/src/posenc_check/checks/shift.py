@@ -13,9 +13,9 @@ GROWS = 16  # how much faster than the amount a rounding of phases may grow, by 
 def moving_all_changes_nothing(subject: Subject, batch: Batch, by: int, tolerance: float) -> Outcome:
     """The outputs at positions p and p + by are the same, and moving only some of the tokens changes them."""
     expected = subject.run(subject.make(), batch)
-    outcome = near(expected, subject.run(subject.make(), batch.moved(by)), tolerance)
+    outcome = near(expected, subject.run(subject.make(), batch.shifted(by)), tolerance)
     if outcome.ok and not subject.order_free and subject.can("positions") and batch.positions is not None:
-        away = batch.moved(1).positions or []  # by no more, since distances may have an end
+        away = batch.shifted(1).positions or []  # by no more, since distances may have an end
         apart = Batch(batch.ids, [kept[:1] + row[1:] for kept, row in zip(batch.positions, away, strict=True)])
         seen = not near(expected, subject.run(subject.make(), apart), tolerance).ok
         must_show(subject, seen, "its outputs do not go by positions: moving all but the first by 1 changes nothing")
@@ -27,15 +27,15 @@ def moving_some_changes_something(subject: Subject, batch: Batch, by: list[int],
     half = batch.tokens // 2
     applies(half, "there is one token, and moving it moves all")
     rows = batch.positions or []
-    away = [batch.moved(n).positions or [] for n in by]
+    away = [batch.shifted(n).positions or [] for n in by]
     moved = [[row[:half] + far[half:] for row, far in zip(rows, there, strict=True)] for there in away]
     moved.append([row[:half] + row[half - 1 : half] + row[half + 1 :] for row in rows])
     for jitter in (subject.jitter, max(subject.jitter, 0.5)):
         tried = replace(subject, jitter=jitter)
         expected = tried.run(tried.make(), batch)
         for positions, tolerance in zip(moved, (*tolerances, tolerances[0]), strict=True):
-            came = tried.run(tried.make(), replace(batch, positions=positions))
-            if not near(expected, came, tolerance).ok:
+            actual = tried.run(tried.make(), replace(batch, positions=positions))
+            if not near(expected, actual, tolerance).ok:
                 return Outcome(True, "a change", "a change")
     return Outcome(
         False,
@@ -72,10 +72,10 @@ def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], 
 
 def _change(subject: Subject, batch: Batch, by: int) -> float | Outcome:
     """How far the outputs move; or what is wrong with them."""
-    expected, came = (subject.run(subject.make(), there) for there in (batch, batch.moved(by)))
-    if came.shape != expected.shape or not came.isfinite().all():
-        return near(expected, came, 0.0)
-    return float((came - expected).abs().max())
+    expected, actual = (subject.run(subject.make(), there) for there in (batch, batch.shifted(by)))
+    if actual.shape != expected.shape or not actual.isfinite().all():
+        return near(expected, actual, 0.0)
+    return float((actual - expected).abs().max())
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
