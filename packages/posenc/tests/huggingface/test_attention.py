@@ -23,7 +23,7 @@ pytest.importorskip("transformers")
 import transformers
 
 import posenc.huggingface as hf
-from posenc.huggingface import adapters, masks, placing
+from posenc.huggingface import adapters, layer_positions, masks
 from posenc.huggingface import attention as module
 from posenc.huggingface.adapters import ADAPTERS, BOUND
 from tests.huggingface.configs import ADAPTED, DECODERS, ENCODERS, SMALL
@@ -307,7 +307,7 @@ def test_dropout_is_applied_in_training_alone() -> None:
 
 
 def test_what_cannot_be_divided_among_processes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (module, masks, adapters, placing):
+    for place in (module, masks, adapters, layer_positions):
         monkeypatch.setattr(place, "EXCHANGES", [object()])
     x, of_two = torch.randn(1, 2, 3, 8), nn.Module()
     of_two.config = transformers.T5Config()

@@ -15,7 +15,7 @@ import transformers
 import posenc
 from posenc import NoPE, RoPE, Schedule
 from posenc.huggingface import from_pretrained, patch, scheme_from_config
-from posenc.huggingface.replacing import TABLES
+from posenc.huggingface.replace_positions import TABLES
 from tests.huggingface.configs import ALIKE, ENCODER, FAMILIES
 from tests.huggingface.test_attention import IDS, TERMS, moved, output
 from tests.huggingface.test_patching import refused, same, state

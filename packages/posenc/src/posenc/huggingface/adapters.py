@@ -219,19 +219,22 @@ BOUND: dict[str, tuple[Callable[[Any], Any], dict[str, dict[str, Callable[..., A
 }
 """By model_type: a function that makes the scheme of a layer, and the new methods by class, attention first."""
 
-PUT_IN_PLACE = {
+REPLACED_IN_PLACE = {
     "deberta-v2": "its positions go through each layer's own projections of queries and keys",
     "swinv2": "its bias is computed by an MLP over windows that the layer makes itself",
 }
 """Families whose positions cannot be replaced, and why. `adapt` runs them unchanged."""
 
-OTHERS = {"deberta": PUT_IN_PLACE["deberta-v2"], "swin": "its bias is for windows that the layer makes itself"}
+UNSUPPORTED = {
+    "deberta": REPLACED_IN_PLACE["deberta-v2"],
+    "swin": "its bias is for windows that the layer makes itself",
+}
 """Families that posenc cannot run, and why."""
 
 
 def unscaled(self: Any, *given: Any, position_ids: Tensor, **more: Any) -> Any:
     """Ministral 3 and Mistral 4 without their scaling of queries: the factor of position 0 is 1. So the position_ids
-    that they pass on are not positions, and the `Plan` uses those of its source."""
+    that they pass on are not positions, and the `LayerScheme` uses those of its source."""
     own: Any = next(kind for kind in type(self).__mro__ if vars(kind).get("forward") is unscaled)
     return super(own, self).forward(*given, position_ids=torch.zeros_like(position_ids), **more)
 

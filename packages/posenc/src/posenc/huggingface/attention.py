@@ -15,8 +15,8 @@ from posenc.arguments import shown
 from posenc.backends.api import attention as posenc_attention
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pieces import Distance, Function
+from posenc.huggingface.layer_positions import LAYER_SCHEME, LayerScheme, bind_layer, sharded_pass
 from posenc.huggingface.masks import WITHIN, Visible
-from posenc.huggingface.placing import PLAN, Plan, divided, planned
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
@@ -26,7 +26,7 @@ from posenc.schemes.softcap import capped
 NAME = "posenc"
 
 # Arguments that do not affect scores: transformers passes on its own keyword arguments.
-SILENT = frozenset(
+IGNORED_ARGUMENTS = frozenset(
     (
         "cache_position",
         "deterministic",
@@ -100,17 +100,17 @@ def attention(
 
     Raises ValueError, naming it, for any other argument that would change the scores.
     """
-    plan: Plan | None = getattr(module, PLAN, None)
-    _check_others(others, is_patched=plan is not None)
-    if plan is not None:
-        _check_read(plan)
+    layer_scheme: LayerScheme | None = getattr(module, LAYER_SCHEME, None)
+    _check_others(others, is_patched=layer_scheme is not None)
+    if layer_scheme is not None:
+        _check_read(layer_scheme)
         position_bias = None  # the plan replaces it
         own = getattr(module, "scaling", None)
         if scaling == 1.0 and own is not None and own != 1.0:  # OPT has scaled its queries, but schemes scale keys too
             query, scaling = query / own, own
     how: dict[str, Any] = {"dropout_p": dropout, "scale": scaling, "sinks": s_aux if sinks is None else sinks[..., 0]}
     if EXCHANGES:
-        step, window = divided(module, query, attention_mask, softcap, position_bias, position_ids)
+        step, window = sharded_pass(module, query, attention_mask, softcap, position_bias, position_ids)
         return _finished(step.attention(query, key, value, window=window, **how))
     if isinstance(attention_mask, Visible) and attention_mask.queries._is_shard:
         raise ValueError(
@@ -118,13 +118,13 @@ def attention(
             "loss.backward() inside it"
         )
     queries, keys, bias, seen = _visibility(module, query, key, attention_mask, is_causal, sliding_window)
-    if plan is None:
-        kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
-        if "bare" not in kept:  # one encoding for all layers, so that they share its plan
-            kept["bare"] = Encoding(queries, keys, context=Context())
-        encoding = kept["bare"]
+    if layer_scheme is None:
+        layer_cache = attention_mask.layer_cache if isinstance(attention_mask, Visible) else {}
+        if "bare" not in layer_cache:  # one encoding for all layers, so that they share its plan
+            layer_cache["bare"] = Encoding(queries, keys, context=Context())
+        encoding = layer_cache["bare"]
     else:
-        encoding, seen = planned(plan, query, queries, keys, bias, seen, attention_mask, position_ids)
+        encoding, seen = bind_layer(layer_scheme, query, queries, keys, bias, seen, attention_mask, position_ids)
     if softcap is not None:
         cap = Function(capped, _Constant(float(softcap)), Distance("softcap", tail="constant"), formula="cap")
         encoding = replace(encoding, pieces=(*encoding.pieces, cap))
@@ -159,7 +159,7 @@ def _check_others(others: Mapping[str, Any], is_patched: bool) -> None:
 
         others = {"output_attentions": "attentions" in (_active_collector.get() or ()), **others}
     for name, value in others.items():
-        if value is None or value is False or name in SILENT:
+        if value is None or value is False or name in IGNORED_ARGUMENTS:
             continue
         why = REFUSED.get(name, "posenc does not know whether it changes the scores")
         if is_patched:  # another attention would leave it without positions
@@ -167,14 +167,14 @@ def _check_others(others: Mapping[str, Any], is_patched: bool) -> None:
         raise ValueError(f"{name} is not supported by attn_implementation='posenc', got {shown(value)}: {why}")
 
 
-def _check_read(plan: Plan) -> None:
+def _check_read(layer_scheme: LayerScheme) -> None:
     """ValueError if PEFT has wrapped a module of a scheme, which reads the module's weights without calling it."""
-    for name, module in plan.scheme.named_modules():
+    for name, module in layer_scheme.scheme.named_modules():
         if "base_layer" in module._modules:
             raise ValueError(
-                f"{name} of {type(plan.scheme).__name__} is wrapped by PEFT, and a scheme reads its weights without "
-                "calling it: call get_peft_model first and patch() then, or give its configuration "
-                f"exclude_modules='.*{PLAN}.*'"
+                f"{name} of {type(layer_scheme.scheme).__name__} is wrapped by PEFT, and a scheme reads its weights "
+                "without calling it: call get_peft_model first and patch() then, or give its configuration "
+                f"exclude_modules='.*{LAYER_SCHEME}.*'"
             )
 
 

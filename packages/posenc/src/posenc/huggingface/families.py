@@ -27,12 +27,12 @@ from posenc.huggingface.reading import (
     ModelPositions,
     check_pattern,
     check_sizes,
-    described,
     head_dim_of,
     kinds_of,
     rotary,
     scaled,
     silent,
+    summarize_model,
     windows_of,
 )
 from posenc.huggingface.variants import DividedALiBi, OffsetLearned, OffsetSinusoidal
@@ -103,7 +103,9 @@ class Rotating:
         slide = [SLIDING if self.windowed and keys.get("sliding_window") is not None else kind for kind in kinds]
         windows = windows_of(keys, slide) if self.windowed or SLIDING in self.kinds else None
         schemes = self._schemes(keys, kinds, head_dim)
-        return described(keys, schemes, windows, self.layer(keys, head_dim), causal=self.is_causal, remarks=remarks)
+        return summarize_model(
+            keys, schemes, windows, self.layer(keys, head_dim), causal=self.is_causal, remarks=remarks
+        )
 
     def _schemes(self, keys: Keys, kinds: list[str], head_dim: int) -> list[Scheme]:
         if self.by_kind:
@@ -280,14 +282,14 @@ def phi3(keys: Keys) -> ModelPositions:
     remark = "transformers takes the long list for the whole batch as soon as one of its rows is long"
     remarks = () if rope.scaling is None else (remark,)
     window = None if keys.get("sliding_window") is None else keys.whole("sliding_window")
-    return described(keys, rope, window, remarks=remarks)
+    return summarize_model(keys, rope, window, remarks=remarks)
 
 
 def gptj(keys: Keys) -> ModelPositions:
     # Base and layout are in the code, not in the configuration.
     for name in ("rotary", "scale_attn_weights"):
         keys.refuse(name, True, why="must be true, since transformers' model ignores it")
-    return described(keys, RoPE(head_dim_of(keys), 10_000.0, "interleaved", rotary_dim=keys.whole("rotary_dim")))
+    return summarize_model(keys, RoPE(head_dim_of(keys), 10_000.0, "interleaved", rotary_dim=keys.whole("rotary_dim")))
 
 
 def deepseek(keys: Keys) -> ModelPositions:
@@ -309,7 +311,7 @@ def deepseek(keys: Keys) -> ModelPositions:
         of_all, factor = params.number("mscale_all_dim"), params.number("factor")
         scale *= scalings.mscale(math.log(max(factor, 1.0)), of_all) ** 2
     scheme = rope + _by_position(keys) if is_mistral else rope
-    return described(keys, scheme, None, Layer(scale=scaled(scale, whole_head)))
+    return summarize_model(keys, scheme, None, Layer(scale=scaled(scale, whole_head)))
 
 
 BY_POSITION = ("llama_4_scaling_beta", "max_position_embeddings")
@@ -351,14 +353,14 @@ def llama4(keys: Keys) -> ModelPositions:
     keys.get("attention_chunk_size")
     windows: list[Window] = [Chunk(keys.whole("attention_chunk_size")) if kind == CHUNKED else None for kind in kinds]
     schemes: list[Scheme] = [rope if turn else still for turn in turns]
-    return described(keys, schemes, windows, remarks=remarks)
+    return summarize_model(keys, schemes, windows, remarks=remarks)
 
 
 def smollm3(keys: Keys) -> ModelPositions:
     kinds, rope, nope = kinds_of(keys, FULL, SLIDING), rotary(keys, head_dim_of(keys)), NoPE()
     schemes: list[Scheme] = [rope if turn else nope for turn in _turns(keys)]
     keys.flag("use_sliding_window")
-    return described(keys, schemes, windows_of(keys, kinds), remarks=silent(keys, "max_window_layers"))
+    return summarize_model(keys, schemes, windows_of(keys, kinds), remarks=silent(keys, "max_window_layers"))
 
 
 def _turns(keys: Keys) -> list[bool]:
@@ -386,7 +388,7 @@ def gemma4(keys: Keys) -> ModelPositions:
     dims = {kind: int(config.per_layer_config[kind].head_dim) for kind in set(kinds)}
     schemes = by_kind(keys, kinds, lambda kind: rotary(keys, dims[kind], of_type=kind))
     layers = [Layer(scale=1.0, images=blocks and kind == SLIDING) for kind in kinds]
-    return described(keys, schemes, windows_of(keys, kinds), layers)
+    return summarize_model(keys, schemes, windows_of(keys, kinds), layers)
 
 
 def modernbert(keys: Keys) -> ModelPositions:
@@ -395,7 +397,7 @@ def modernbert(keys: Keys) -> ModelPositions:
     schemes = by_kind(keys, kinds, lambda kind: rotary(keys, head_dim, of_type=kind))
     side = keys.whole("local_attention") // 2  # tokens on each side
     windows: list[Window] = [(side, side) if kind == SLIDING else None for kind in kinds]
-    return described(keys, schemes, windows, causal=False, remarks=silent(keys, "position_embedding_type"))
+    return summarize_model(keys, schemes, windows, causal=False, remarks=silent(keys, "position_embedding_type"))
 
 
 def dinov3(keys: Keys) -> ModelPositions:
@@ -403,7 +405,7 @@ def dinov3(keys: Keys) -> ModelPositions:
     rope = AxialRoPE(head_dim_of(keys), "dinov3", keys.number("rope_theta"), **augmented)
     prefix = 1 + (keys.whole("num_register_tokens", 0) if keys.get("num_register_tokens") is not None else 0)
     remark = f"the first {prefix} tokens are not rotated: positions are scheme.grid(height, width, prefix={prefix})"
-    return described(keys, rope, causal=False, remarks=(remark,))
+    return summarize_model(keys, rope, causal=False, remarks=(remark,))
 
 
 Reader = Callable[[Keys], ModelPositions]
@@ -428,12 +430,12 @@ def gpt2(keys: Keys) -> ModelPositions:
     by_layer = keys.flag("scale_attn_by_inverse_layer_idx")
     scales = [scale / (layer + 1) if by_layer else scale for layer in range(count)]
     layers = [Layer(scale=scaled(scale, head_dim)) for scale in scales]
-    return described(keys, NoPE(), None, layers, input=table)
+    return summarize_model(keys, NoPE(), None, layers, input=table)
 
 
 def opt(keys: Keys) -> ModelPositions:
     table = _table(keys, keys.whole("max_position_embeddings") + 2, keys.whole("hidden_size"), 2)
-    return described(keys, NoPE(), input=table)
+    return summarize_model(keys, NoPE(), input=table)
 
 
 def bert(keys: Keys, dim: str = "hidden_size", inert: tuple[str, ...] = ()) -> ModelPositions:
@@ -450,21 +452,21 @@ def roberta(keys: Keys) -> ModelPositions:
 
 def _encoder(keys: Keys, table: Scheme) -> ModelPositions:
     keys.refuse("position_embedding_type", "absolute", why="must be 'absolute', which is all that transformers 5 has")
-    return described(keys, NoPE(), input=table, causal=keys.flag("is_decoder"))
+    return summarize_model(keys, NoPE(), input=table, causal=keys.flag("is_decoder"))
 
 
 def esm(keys: Keys) -> ModelPositions:
     base = keys.number("rope_theta")  # present by default
     if keys.get("position_embedding_type") != "rotary":
         return roberta(keys)
-    return described(keys, RoPE(head_dim_of(keys), base), causal=keys.flag("is_decoder"))
+    return summarize_model(keys, RoPE(head_dim_of(keys), base), causal=keys.flag("is_decoder"))
 
 
 def vit(keys: Keys, prefix: int = 1) -> ModelPositions:
     """A table for the patches of an image, after ``prefix`` tokens that are none."""
     side = [keys.whole(name) for name in ("image_size", "patch_size")]
     table = _table(keys, prefix + (side[0] // side[1]) ** 2, keys.whole("hidden_size"))
-    return described(keys, NoPE(), input=table, causal=False, length=table.max_positions)
+    return summarize_model(keys, NoPE(), input=table, causal=False, length=table.max_positions)
 
 
 # -- sinusoids --------------------------------------------------------------------------------------------------------
@@ -490,7 +492,7 @@ def _of_stack(keys: Keys, table: Scheme, length: int) -> ModelPositions:
     decodes = keys.inside == "decoder"
     layers = [Layer()] * keys.whole("decoder_layers" if decodes else "encoder_layers")
     remarks = (ACROSS,) * decodes
-    return described(keys, NoPE(), None, layers, input=table, causal=decodes, length=length, remarks=remarks)
+    return summarize_model(keys, NoPE(), None, layers, input=table, causal=decodes, length=length, remarks=remarks)
 
 
 ACROSS = "attention of the decoder to the encoder has no positions"
@@ -505,12 +507,14 @@ def t5(keys: Keys) -> ModelPositions:
     bias = T5(heads, buckets, keys.whole("relative_attention_max_distance"), bidirectional=not decodes)
     count = keys.whole("num_decoder_layers" if decodes else "num_hidden_layers")
     remarks = (ACROSS,) * decodes + silent(keys, "n_positions")
-    return described(keys, bias, None, [Layer(scale=1.0)] * count, causal=decodes, length=None, remarks=remarks)
+    return summarize_model(keys, bias, None, [Layer(scale=1.0)] * count, causal=decodes, length=None, remarks=remarks)
 
 
 def bloom(keys: Keys) -> ModelPositions:
     remark = "transformers counts positions by attention_mask, and takes no position_ids"
-    return described(keys, ALiBi(keys.whole("num_attention_heads")), remarks=(remark, *silent(keys, "offset_alibi")))
+    return summarize_model(
+        keys, ALiBi(keys.whole("num_attention_heads")), remarks=(remark, *silent(keys, "offset_alibi"))
+    )
 
 
 def mpt(keys: Keys) -> ModelPositions:
@@ -529,7 +533,7 @@ def mpt(keys: Keys) -> ModelPositions:
     layer = Layer(scale=None if scale is None else scaled(scale, head_dim))
     remark = "transformers counts positions from the last key, and takes no position_ids"
     scheme, length = ALiBi(keys.whole("num_attention_heads")), keys.get("max_seq_len")
-    return described(keys, scheme, None, layer, length=length, remarks=(remark,))
+    return summarize_model(keys, scheme, None, layer, length=length, remarks=(remark,))
 
 
 def falcon(keys: Keys) -> ModelPositions:
@@ -540,8 +544,8 @@ def falcon(keys: Keys) -> ModelPositions:
             "transformers rounds the bias to bfloat16, and counts positions by attention_mask",
             "rope_parameters are not used",
         )
-        return described(keys, DividedALiBi(keys.whole("num_attention_heads"), head_dim), remarks=remarks)
-    return described(keys, rotary(keys, head_dim))
+        return summarize_model(keys, DividedALiBi(keys.whole("num_attention_heads"), head_dim), remarks=remarks)
+    return summarize_model(keys, rotary(keys, head_dim))
 
 
 def swinv2(keys: Keys) -> ModelPositions:
@@ -567,7 +571,7 @@ def swinv2(keys: Keys) -> ModelPositions:
             schemes.append(SwinV2((window, window), heads[stage], (before, before) if before > 0 else None))
             layers.append(Layer(patches=window, shift=widest // 2 if side > window and layer % 2 else 0))
     remark = f"of {image // patch} x {image // patch} patches, halved by every stage; each layer has its own weights"
-    return described(keys, schemes, None, layers, causal=False, length=None, remarks=(remark,))
+    return summarize_model(keys, schemes, None, layers, causal=False, length=None, remarks=(remark,))
 
 
 TYPES = (FULL, SLIDING)

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from posenc.compat import no_grad
 from posenc.encoding.rotation import Rotation
 from posenc.huggingface.attention import NAME, check_runs
+from posenc.huggingface.layer_positions import LAYER_SCHEME, LayerScheme
 from posenc.huggingface.masks import Visible
 from posenc.huggingface.patched import Patched, text_config
-from posenc.huggingface.placing import PLAN, Plan
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility
@@ -32,21 +32,21 @@ from posenc.rotation.phases import frequencies
 from posenc.scheme import Scheme
 from posenc.schemes.rope import RoPE
 
-Form: TypeAlias = Literal["twice", "each twice", "once", "complex"]
+CosSinForm: TypeAlias = Literal["twice", "each twice", "once", "complex"]
 """The order of pairs in cos and sin: all pairs twice, each pair twice in a row, once, or one complex number each."""
 
-PROBE = (3, 1, 7)  # positions that distinguish the forms, small enough for precise angles in float32
-CLOSE = 1e-5  # far above the rounding of angles up to 7 in float32, 1e-6, and far below the error of another form
+PROBE_POSITIONS = (3, 1, 7)  # positions that distinguish the forms, small enough for precise angles in float32
+TOLERANCE = 1e-5  # far above the rounding of angles up to 7 in float32, 1e-6, and far below the error of another form
 
 
 @dataclass(frozen=True)
-class Turns:
+class ModelRotation:
     """The rotation of one layer type by a rotary module: pair k by p base^(-2k/rotary_dim), before any scaling. ``own``
     describes the model's scaling. ``allocation`` is the axis of each pair, if positions have several axes."""
 
     base: float
     rotary_dim: int
-    form: Form
+    form: CosSinForm
     own: str
     allocation: tuple[int, ...] | None = None
 
@@ -61,7 +61,7 @@ def is_rotary(module: nn.Module) -> bool:
     return "Rotary" in type(module).__name__ and any(name.endswith("inv_freq") for name, _ in module.named_buffers())
 
 
-def read_turns(module: nn.Module) -> dict[str | None, Turns]:
+def read_rotations(module: nn.Module) -> dict[str | None, ModelRotation]:
     """The rotation of a rotary module, by type of layer. ValueError for an unsupported module."""
     name = type(module).__name__
     config: Any = getattr(module, "config", None)
@@ -83,7 +83,7 @@ def read_turns(module: nn.Module) -> dict[str | None, Turns]:
     return {kind: _read(probe, kind, config, given if kind is None else given[kind]) for kind in types}
 
 
-def _read(probe: Any, kind: str | None, config: Any, parameters: dict[str, Any]) -> Turns:
+def _read(probe: Any, kind: str | None, config: Any, parameters: dict[str, Any]) -> ModelRotation:
     name = type(probe).__name__ if kind is None else f"{type(probe).__name__} of {kind}"
     rope_type, base = parameters.get("rope_type", "default"), parameters.get("rope_theta")
     if rope_type not in KINDS or base is None:
@@ -98,17 +98,17 @@ def _read(probe: Any, kind: str | None, config: Any, parameters: dict[str, Any])
         raise ValueError(f"{name} does not rotate by base^(-2k/{own_dim}) with base {base:g} from its configuration")
     # Scalings read partial_rotary_factor where, as in Mistral 4, the module without one does not.
     rotary_dim = 2 * getattr(probe, "inv_freq" if kind is None else f"{kind}_inv_freq").numel()
-    form, allocation = _form(probe, name, kind)
+    form, allocation = _cos_sin_form(probe, name, kind)
     own, factor = "none" if rope_type == "default" else rope_type, parameters.get("factor")
     own += "" if own == "none" or factor is None else f" by {factor:g}"
-    return Turns(float(base), rotary_dim, form, own, allocation)
+    return ModelRotation(float(base), rotary_dim, form, own, allocation)
 
 
-def _form(probe: Any, name: str, kind: str | None) -> tuple[Form, tuple[int, ...] | None]:
+def _cos_sin_form(probe: Any, name: str, kind: str | None) -> tuple[CosSinForm, tuple[int, ...] | None]:
     """The form of cos and sin, and the axis of each pair."""
     prefix = "" if kind is None else f"{kind}_"
     device = getattr(probe, f"{prefix}inv_freq").device
-    line = torch.tensor(PROBE, device=device)
+    line = torch.tensor(PROBE_POSITIONS, device=device)
     x = torch.zeros((1, 1), dtype=torch.float32, device=device)
     kinds = () if kind is None else (kind,)
     has_axes = "mrope_section" in getattr(probe.config, "rope_parameters", {}) or hasattr(probe, "mrope_section")
@@ -121,22 +121,22 @@ def _form(probe: Any, name: str, kind: str | None) -> tuple[Form, tuple[int, ...
     theta, scale = getattr(probe, f"{prefix}inv_freq"), float(getattr(probe, f"{prefix}attention_scaling", 1.0))
     pairs = theta.numel()
     axes = [c * theta.float() for c in (ids.float()[..., None] if has_axes else ids.float()[None, ..., None])]
-    forms: dict[int, tuple[Form, ...]] = {pairs: ("once",), 2 * pairs: ("twice", "each twice")}
+    forms: dict[int, tuple[CosSinForm, ...]] = {pairs: ("once",), 2 * pairs: ("twice", "each twice")}
     for form in ("complex",) if is_complex else forms.get(cos.size(-1), ()):
         got = [x.float()[..., ::2] if form == "each twice" else x.float()[..., :pairs] for x in (cos, sin)]
-        laid = [_laid(y, form) for y in got]
+        laid = [_arrange(y, form) for y in got]
         if not all(torch.equal(x.float(), y) for x, y in zip((cos, sin), laid, strict=True)):
             continue
         fits = [
             (got[0] - scale * a.cos()).abs().amax((0, 1)) + (got[1] - scale * a.sin()).abs().amax((0, 1)) for a in axes
         ]
         nearest = torch.stack(fits).min(0)
-        if got[0].shape == axes[0].shape and bool((nearest.values < CLOSE * 2 * max(1.0, scale)).all()):
+        if got[0].shape == axes[0].shape and bool((nearest.values < TOLERANCE * 2 * max(1.0, scale)).all()):
             return form, tuple(nearest.indices.tolist()) if has_axes else None
     raise ValueError(f"{name} returns cos and sin in a form that posenc does not know, {tuple(cos.shape)}")
 
 
-def _laid(x: Tensor, form: Form) -> Tensor:
+def _arrange(x: Tensor, form: CosSinForm) -> Tensor:
     if form == "twice":
         return torch.cat((x, x), -1)
     return x.repeat_interleave(2, -1) if form == "each twice" else x
@@ -152,11 +152,15 @@ class PosencRotary(nn.Module):
     """
 
     def __init__(
-        self, original: nn.Module, turns: dict[str | None, Turns], ropes: dict[str | None, RoPE | None], config: Any
+        self,
+        original: nn.Module,
+        rotations: dict[str | None, ModelRotation],
+        ropes: dict[str | None, RoPE | None],
+        config: Any,
     ) -> None:
         super().__init__()
         self.original = original
-        self.turns, self.ropes, self.config_of_model = turns, ropes, config
+        self.rotations, self.ropes, self.config_of_model = rotations, ropes, config
         self.seen: Tensor | None = None  # the position_ids of the last forward pass, for layers that do not get them
 
     def __getattr__(self, name: str) -> Any:
@@ -171,22 +175,22 @@ class PosencRotary(nn.Module):
         self.seen = position_ids
         if layer_type not in self.ropes:
             return self.original(x, position_ids, layer_type)
-        turns, rope = self.turns[layer_type], self.ropes[layer_type]
+        rotations, rope = self.rotations[layer_type], self.ropes[layer_type]
         ids = position_ids
-        if turns.allocation is not None:  # (axes, rows, tokens), or the same for all axes
-            axes = max(turns.allocation) + 1
+        if rotations.allocation is not None:  # (axes, rows, tokens), or the same for all axes
+            axes = max(rotations.allocation) + 1
             ids = ids.expand(axes, *ids.shape[-2:]).movedim(0, -1)
         if rope is None or EXCHANGES:
             check_runs(self.config_of_model)
         if rope is None:
-            shape = (*ids.shape[:2], turns.rotary_dim // 2)
+            shape = (*ids.shape[:2], rotations.rotary_dim // 2)
             cos, sin = x.new_ones(shape, dtype=torch.float32), x.new_zeros(shape, dtype=torch.float32)
         else:
             cos, sin = rope.tokens(Positions(ids)).cos_sin()
         cos, sin = cos.to(x.device), sin.to(x.device)
-        if turns.form == "complex":
+        if rotations.form == "complex":
             return torch.complex(cos, sin)
-        return _laid(cos, turns.form).to(x.dtype), _laid(sin, turns.form).to(x.dtype)
+        return _arrange(cos, rotations.form).to(x.dtype), _arrange(sin, rotations.form).to(x.dtype)
 
     def extra_repr(self) -> str:
         """The rotation of each type of layer."""
@@ -236,9 +240,9 @@ def own_window(module: Any) -> tuple[int | None, int | None] | Chunk | None:
     return (width - 1, 0) if is_causal else None
 
 
-def kind_of(module: Any, turns: Mapping[str | None, Turns]) -> str | None:
+def kind_of(module: Any, rotations: Mapping[str | None, ModelRotation]) -> str | None:
     """The type of the layer, which selects its frequencies; None if all layers have the same."""
-    if set(turns) == {None}:
+    if set(rotations) == {None}:
         return None
     return str(module.config.layer_types[module.layer_idx])
 
@@ -265,7 +269,7 @@ def rescale(patched: Patched, module: Any, scaling: Any) -> None:
         patched.changes.append(said)
 
 
-def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None:
+def pairing(base: Any, module: Any, rotations: ModelRotation) -> tuple[str, int, int] | None:
     """How queries and keys are paired into channels when they reach attention: (layout, first channel, head_dim).
     None for a layer that does not rotate.
 
@@ -282,12 +286,12 @@ def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None
     drawn = torch.randn(1, 4, text_config(base).hidden_size, generator=generator, dtype=torch.float64)
     seen: list[int] = []
 
-    def run(x: Tensor, rotary: PosencRotary, plan: Plan | None) -> Tensor:
-        if plan is not None:
-            probe._modules[PLAN] = plan
+    def run(x: Tensor, rotary: PosencRotary, layer_scheme: LayerScheme | None) -> Tensor:
+        if layer_scheme is not None:
+            probe._modules[LAYER_SCHEME] = layer_scheme
         tokens = Positions(places, order=torch.arange(4)[None])
         mask = Visible(tokens, tokens, Visibility(is_causal=True), 1)
-        kind = next(iter(rotary.turns))
+        kind = next(iter(rotary.rotations))
         with torch.no_grad():
             out = probe(
                 hidden_states=x,
@@ -296,26 +300,26 @@ def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None
                 position_ids=places,
                 **({"shared_kv_states": {}} if "shared_kv_states" in takes else {}),  # of Gemma 4
             )
-        probe._modules.pop(PLAN, None)
+        probe._modules.pop(LAYER_SCHEME, None)
         return out[0] if isinstance(out, tuple) else out
 
     plain = nn.Identity()
-    off = PosencRotary(plain, {None: turns}, {None: None}, probe.config)
+    off = PosencRotary(plain, {None: rotations}, {None: None}, probe.config)
     watch = _Widths(seen)
     # Large inputs can saturate a trained layer's softmax, so that positions have no effect; small ones make it flat.
     for x in (drawn * size for size in (8.0, 1.0, 0.125, 2.0**-6)):
-        own = run(x, PosencRotary(plain, {None: turns}, {None: turns.rope()}, probe.config), None)
-        effect = float((own - run(x, off, Plan(watch))).abs().max())
+        own = run(x, PosencRotary(plain, {None: rotations}, {None: rotations.rope()}, probe.config), None)
+        effect = float((own - run(x, off, LayerScheme(watch))).abs().max())
         if effect > 1e-6 * float(own.abs().max()):
             break
     else:
         if effect == 0:
             return None
     head_dim = seen[0]
-    for first in dict.fromkeys((0, head_dim - turns.rotary_dim)):
+    for first in dict.fromkeys((0, head_dim - rotations.rotary_dim)):
         for layout in ("half", "interleaved"):
-            rope = RoPE(head_dim, turns.base, layout=layout, rotary_dim=turns.rotary_dim, first_channel=first)
-            error = float((own - run(x, off, Plan(rope))).abs().max())
+            rope = RoPE(head_dim, rotations.base, layout=layout, rotary_dim=rotations.rotary_dim, first_channel=first)
+            error = float((own - run(x, off, LayerScheme(rope))).abs().max())
             if error < 1e-2 * effect:  # the error of another pairing is about as large as the effect
                 return layout, first, head_dim
     raise ValueError(
@@ -327,10 +331,10 @@ def layout_in_attention(base: Any) -> str | None:
     """The layout of the pairs that a model rotates, as queries and keys reach its attention; None if it rotates
     nothing, or in a way that posenc does not know."""
     for _, _, rotary in rotaries(base):
-        turns = read_turns(rotary)
+        rotations = read_rotations(rotary)
         for module in attentions(base):
             try:
-                pairs = pairing(base, module, turns[kind_of(module, turns)])
+                pairs = pairing(base, module, rotations[kind_of(module, rotations)])
             except ValueError:
                 return None
             if pairs is not None:

@@ -18,8 +18,8 @@ from posenc.positions.tiles import Chunk, Visibility, visible
 
 class Visible(Tensor):
     """A boolean mask (rows, 1, queries, keys), True = may attend, without data: it holds positions, a visibility and
-    the size of the model's chunks along the coordinates. Operations on it get the plain tensor. ``kept`` holds what
-    layers share in a forward pass; ``is_packed`` says whether a row holds several documents.
+    the size of the model's chunks along the coordinates. Operations on it get the plain tensor. ``layer_cache`` holds
+    what layers share in a forward pass; ``is_packed`` says whether a row holds several documents.
     """
 
     queries: Positions
@@ -27,7 +27,7 @@ class Visible(Tensor):
     visibility: Visibility
     is_packed: bool
     chunk_size: int | None
-    kept: dict[Any, Any]
+    layer_cache: dict[Any, Any]
 
     @staticmethod
     def __new__(
@@ -42,7 +42,7 @@ class Visible(Tensor):
         shape = (rows, 1, len(queries), len(keys))
         made: Visible = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=queries.device)
         made.queries, made.keys, made.visibility = queries, keys, visibility
-        made.is_packed, made.chunk_size, made.kept = is_packed, chunk_size, {}
+        made.is_packed, made.chunk_size, made.layer_cache = is_packed, chunk_size, {}
         return made
 
     def in_chunks(self) -> tuple[Positions, Positions]:
@@ -50,9 +50,12 @@ class Visible(Tensor):
         itself."""
         if self.chunk_size is None:
             return self.queries, self.keys
-        if "in chunks" not in self.kept:
-            self.kept["in chunks"] = self.queries.in_chunks(self.chunk_size), self.keys.in_chunks(self.chunk_size)
-        queries, keys = self.kept["in chunks"]
+        if "in chunks" not in self.layer_cache:
+            self.layer_cache["in chunks"] = (
+                self.queries.in_chunks(self.chunk_size),
+                self.keys.in_chunks(self.chunk_size),
+            )
+        queries, keys = self.layer_cache["in chunks"]
         return queries, keys
 
     def dense(self) -> Tensor:
@@ -231,7 +234,7 @@ def _of_shard(
         "sharding.shard(input_ids)"
     )
     made = Visible(sharding.positions, sharding.positions, visibility, rows, chunk_size=chunk)
-    made.kept["given"] = rows, attention_mask
+    made.layer_cache["given"] = rows, attention_mask
     return made
 
 

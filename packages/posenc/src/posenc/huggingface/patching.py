@@ -13,13 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import shown
-from posenc.huggingface.adapters import ADAPTERS, BOUND, OTHERS, PUT_IN_PLACE, is_adapted
+from posenc.huggingface.adapters import ADAPTERS, BOUND, REPLACED_IN_PLACE, UNSUPPORTED, is_adapted
 from posenc.huggingface.config import scheme_from_config
+from posenc.huggingface.layer_positions import LayerScheme
 from posenc.huggingface.layers import PosencRotary
 from posenc.huggingface.loading import MARK, RECORD, has_own_attention, record_of
 from posenc.huggingface.patched import Patched, named, text_config, transformer
-from posenc.huggingface.placing import Plan
-from posenc.huggingface.replacing import PosencTable, is_scaling, put_adapted, put_bound, put_scaling, put_scheme
+from posenc.huggingface.replace_positions import (
+    PosencTable,
+    is_scaling,
+    replace_adapted_attention,
+    replace_bound_attention,
+    replace_scaling,
+    replace_with_scheme,
+)
 from posenc.huggingface.variants import DividedALiBi, RoundedALiBi
 from posenc.schedule import Schedule
 from posenc.scheme import bare_parts, is_scheme
@@ -52,19 +59,19 @@ def patch(model: nn.Module, what: Any) -> Patched:
     does not fit the model.
     """
     patched, base = _begin(model)
-    if (kind := text_config(base).model_type) in PUT_IN_PLACE:
+    if (kind := text_config(base).model_type) in REPLACED_IN_PLACE:
         raise ValueError(
-            f"{named(base)} cannot be patched: {PUT_IN_PLACE[kind]}; adapt() runs it through posenc unchanged"
+            f"{named(base)} cannot be patched: {REPLACED_IN_PLACE[kind]}; adapt() runs it through posenc unchanged"
         )
     try:
         if isinstance(what, Schedule) or is_scheme(what):
-            put_scheme(patched, base, what)
+            replace_with_scheme(patched, base, what)
         elif base.config.is_encoder_decoder and isinstance(what, Mapping) and what and what.keys() <= STACKS:
             for name, scheme in what.items():
                 patched.changes.append(f"{name}:")
-                put_scheme(patched, getattr(base, f"get_{name}")(), scheme)
+                replace_with_scheme(patched, getattr(base, f"get_{name}")(), scheme)
         elif isinstance(what, Mapping) or is_scaling(what):
-            put_scaling(patched, base, what)
+            replace_scaling(patched, base, what)
         else:
             raise ValueError(
                 f"what must be a scaling, a scheme, a Schedule or {{layer type: scaling}}, got {shown(what)}"
@@ -101,11 +108,13 @@ def adapt(model: nn.Module) -> Patched:
         )
     try:
         if config.model_type in BOUND:
-            put_bound(patched, base)
+            replace_bound_attention(patched, base)
         else:
             own = scheme_from_config(config).schedule
             rounded = [RoundedALiBi(s.num_heads, s.head_dim) if isinstance(s, DividedALiBi) else s for s, _ in own]
-            put_adapted(patched, base, Schedule(list(zip(rounded, (window for _, window in own), strict=True))))
+            replace_adapted_attention(
+                patched, base, Schedule(list(zip(rounded, (window for _, window in own), strict=True)))
+            )
         _heed_peft(patched, base)
         patched.watch_ids()
     except BaseException:
@@ -116,9 +125,9 @@ def adapt(model: nn.Module) -> Patched:
 
 def _begin(model: nn.Module) -> tuple[Patched, Any]:
     base = transformer(model)
-    if (kind := text_config(base).model_type) in OTHERS:
-        raise ValueError(f"{named(base)} cannot be patched: {OTHERS[kind]}")
-    if any(isinstance(m, PosencRotary | Plan | PosencTable) or is_adapted(m) for m in base.modules()):
+    if (kind := text_config(base).model_type) in UNSUPPORTED:
+        raise ValueError(f"{named(base)} cannot be patched: {UNSUPPORTED[kind]}")
+    if any(isinstance(m, PosencRotary | LayerScheme | PosencTable) or is_adapted(m) for m in base.modules()):
         raise ValueError("model is patched already: undo() that first")
     return Patched(model), base
 
@@ -142,7 +151,9 @@ def _heed_peft(patched: Patched, base: Any) -> None:
     parameters."""
     wrappers = [getattr(module, "peft_config", None) for module in patched.model.modules()]
     methods = [config.peft_type for configs in wrappers if isinstance(configs, dict) for config in configs.values()]
-    schemes = [module.scheme for module in base.modules() if isinstance(module, Plan | PosencTable) and module.scheme]
+    schemes = [
+        module.scheme for module in base.modules() if isinstance(module, LayerScheme | PosencTable) and module.scheme
+    ]
     turning = [part for scheme in schemes for part in bare_parts(scheme) if "rotate" in part.doors]
     if "PREFIX_TUNING" in methods and turning:
         raise ValueError(

@@ -278,7 +278,7 @@ def head_dim_of(keys: Keys) -> int:
     return keys.whole("hidden_size") // keys.whole("num_attention_heads")
 
 
-def described(
+def summarize_model(
     keys: Keys,
     schemes: Scheme | list[Scheme],
     windows: Window | list[Window] = None,

@@ -254,7 +254,7 @@ def resize_line(table: Float[Tensor, "... rows dim"], length: int, *, kept: int 
     """A learned table for more or fewer positions, by linear interpolation between its rows.
 
     Position i of m new ones maps to (i + 1/2) n/m - 1/2 of the n old ones, clamped to the ends: centers of positions
-    are aligned, as in `Positions.grid` with ``extent``. The first ``kept`` rows (two in OPT, pad_token_id + 1 in
+    are aligned, as in `Positions.grid` with ``extent``. The first ``layer_cache`` rows (two in OPT, pad_token_id + 1 in
     RoBERTa) are not positions: they are unchanged, and do not count in ``length``.
 
     Computed in float32 or wider and rounded once. For the same length, returns the table itself.
@@ -280,7 +280,7 @@ def resize_grid(
 ) -> Float[Tensor, "... resized dim"]:
     """A learned table of image patches, for another grid: (height, width) ``grid`` to (height, width) ``to``.
 
-    Rows are patches in row-major order, after ``kept`` rows for class tokens and registers, which are unchanged.
+    Rows are patches in row-major order, after ``layer_cache`` rows for class tokens and registers, which are unchanged.
     Centers of patches are aligned, (i + 1/2) n/m - 1/2, by the two sizes and not by a rounded factor. ``mode`` is
     "bicubic" (PyTorch's kernel, a = -3/4, or -1/2 with antialias) or "bilinear". ``antialias`` blurs when the grid
     shrinks, as in timm and DINOv2 with registers. The bias of Swin is a grid (2h - 1, 2w - 1) with heads as dim.

@@ -14,20 +14,20 @@ from posenc.encoding.pieces import Bias
 from posenc.huggingface.adapters import ADAPTERS, BOUND, CACHES, adapted, is_adapted, unscaled
 from posenc.huggingface.attention import NAME, check_runs
 from posenc.huggingface.config import scheme_from_config
+from posenc.huggingface.layer_positions import LAYER_SCHEME, ROTARY, LayerScheme
 from posenc.huggingface.layers import (
+    ModelRotation,
     PosencRotary,
-    Turns,
     attentions,
     kind_of,
     layout_in_attention,
     own_window,
     pairing,
-    read_turns,
+    read_rotations,
     rescale,
     rotaries,
 )
 from posenc.huggingface.patched import Patched, named, text_config, transformer
-from posenc.huggingface.placing import PLAN, ROTARY, Plan
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, check_window
 from posenc.rotary import PairwiseRotary, Rotary
@@ -77,7 +77,7 @@ class PosencTable(nn.Module):
         return table.to(self.weight.dtype)
 
 
-def put_adapted(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
+def replace_adapted_attention(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     """Replaces the attention of every layer of a family in `ADAPTERS`."""
     config = text_config(base)
     name, forward = ADAPTERS[config.model_type]
@@ -94,12 +94,12 @@ def put_adapted(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     for n, module in enumerate(modules):
         scheme, window = schemes[n]
         patched.exchange(module, adapted(type(module), {"forward": forward}))
-        patched.replace(module, PLAN, Plan(scheme, None if window == WHOLE else window, counts=counts))
+        patched.replace(module, LAYER_SCHEME, LayerScheme(scheme, None if window == WHOLE else window, counts=counts))
     patched.changes.append("attention: posenc's instead of the model's own")
     patched.changes.extend(in_words(what))
 
 
-def put_bound(patched: Patched, base: Any) -> None:
+def replace_bound_attention(patched: Patched, base: Any) -> None:
     """Replaces the attention of every layer of a family in `BOUND`."""
     scheme_of, classes = BOUND[text_config(base).model_type]
     attention = next(iter(classes))
@@ -133,8 +133,10 @@ def _by_layer(
 
 def _check_layout(base: Any, schemes: Sequence[Scheme]) -> None:
     """ValueError for a rotation whose pairs of channels are not those that the model was trained with."""
-    turning = [part for scheme in schemes for part in scheme.modules() if isinstance(part, Rotary | PairwiseRotary)]
-    if not turning:
+    rotary_parts = [
+        part for scheme in schemes for part in scheme.modules() if isinstance(part, Rotary | PairwiseRotary)
+    ]
+    if not rotary_parts:
         return
     config = text_config(base)
     own: str | None
@@ -142,7 +144,7 @@ def _check_layout(base: Any, schemes: Sequence[Scheme]) -> None:
         own = next((s.layout for s in scheme_from_config(config).schedule.schemes if isinstance(s, Rotary)), None)
     else:
         own = layout_in_attention(base)
-    for part in turning:
+    for part in rotary_parts:
         if own is not None and part.layout != own:
             raise ValueError(
                 f"{type(part).__name__} must have layout={own!r}, the pairs of channels of queries and keys in the "
@@ -155,11 +157,11 @@ def _give_back(table: PosencTable, original: nn.Embedding) -> None:
     original.weight = table.weight
 
 
-def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
+def replace_with_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     """Replaces the model's rotation, learned table or bias by a scheme, or by one for each layer with its window."""
     modules, config = attentions(base), text_config(base)
     if config.model_type in ADAPTERS:
-        put_adapted(patched, base, what)
+        replace_adapted_attention(patched, base, what)
         return
     table = TABLES.get(config.model_type)
     found = list(rotaries(base))
@@ -183,7 +185,7 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
             f"model must be the whole, got {named(base)}, one of its two stacks, whose configuration is not saved: "
             "patch(model, {'encoder': scheme, 'decoder': scheme}), or one of them"
         )
-    if any(turn.allocation is not None for _, _, rotary in found for turn in read_turns(rotary).values()):
+    if any(rotation.allocation is not None for _, _, rotary in found for rotation in read_rotations(rotary).values()):
         raise ValueError(
             f"{named(base)} has positions of several axes, and a scheme needs those of all keys of a cache, which it "
             "does not provide: use a scaling that does not depend on the length, such as YaRN"
@@ -194,8 +196,8 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     patched.through_posenc()
     source: nn.Module | None = None
     for parent, name, module in found:
-        turns = read_turns(module)
-        source = PosencRotary(module, turns, dict.fromkeys(turns), config)
+        rotations = read_rotations(module)
+        source = PosencRotary(module, rotations, dict.fromkeys(rotations), config)
         patched.replace(parent, name, source)
         patched.changes.append("the model's own rotation: off")
     if table is not None:
@@ -217,8 +219,10 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
         _unscale(patched, module)
         own = own_window(module)
         kept = None if window == own else window  # the model's own mask has it, in static caches and graphs too
-        plan = Plan(scheme, kept, source, bool(biased), by_source=is_adapted(module), has_window=own != WHOLE)
-        patched.replace(module, PLAN, plan)
+        layer_scheme = LayerScheme(
+            scheme, kept, source, bool(biased), by_source=is_adapted(module), has_window=own != WHOLE
+        )
+        patched.replace(module, LAYER_SCHEME, layer_scheme)
         scalings = (getattr(part, "scaling", None) for part in scheme.modules() if isinstance(part, Scheme))
         rescale(patched, module, next((s for s in scalings if s is not None), None))
     patched.changes.extend(in_words(what))
@@ -356,7 +360,7 @@ def _read(base: Any, what: Any, theta: float, rotary_dim: int) -> Any:
     return scaling_of({name: value for name, value in what.items() if name not in own}, theta, head_dim, rotary_dim)
 
 
-def put_scaling(patched: Patched, base: Any, what: Any) -> None:
+def replace_scaling(patched: Patched, base: Any, what: Any) -> None:
     """Applies a scaling, or one for each layer type, to the model's rotary frequencies."""
     found = list(rotaries(base))
     config = text_config(base)
@@ -370,39 +374,39 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
             f"{named(base)} has no rotary module that posenc knows, so there are no frequencies to put a scaling on"
         )
     for parent, name, module in found:
-        turns = read_turns(module)
+        rotations = read_rotations(module)
         scalings = {
-            kind: _read(base, each, turns[kind].base, turns[kind].rotary_dim)
-            for kind, each in _by_type(base, what, turns).items()
+            kind: _read(base, each, rotations[kind].base, rotations[kind].rotary_dim)
+            for kind, each in _by_type(base, what, rotations).items()
         }
         ropes: dict[str | None, RoPE | None] = {}
         deferred: dict[str | None, RoPE] = {}
-        for kind, turn in turns.items():
+        for kind, rotation in rotations.items():
             if kind not in scalings:
                 continue
-            if turn.own.startswith("proportional"):
-                others = ", ".join(repr(k) for k, each in turns.items() if not each.own.startswith("proportional"))
+            if rotation.own.startswith("proportional"):
+                others = ", ".join(repr(k) for k, each in rotations.items() if not each.own.startswith("proportional"))
                 raise ValueError(
                     f"layers of type {kind} of {named(base)} have rope_type 'proportional', by which most channels do "
                     f"not rotate, and no scaling replaces that: give {{layer type: scaling}} of {others or 'no layers'}"
                 )
-            ropes[kind] = rope = turn.rope(scalings[kind])
+            ropes[kind] = rope = rotation.rope(scalings[kind])
             _check_scaling(rope)
             if rope.needs_lengths:
                 ropes[kind], deferred[kind] = None, rope
             where = "every rotating layer" if kind is None else f"layers of type {kind}"
-            own = "" if turn.own == "none" else f", instead of {turn.own}"
+            own = "" if rotation.own == "none" else f", instead of {rotation.own}"
             how = "; in attention, with unrotated keys in the cache" if rope.needs_lengths else ""
             by = "without a scaling" if scalings[kind] is None else f"scaled by {scalings[kind]!r}"
-            patched.changes.append(f"{where}: base {turn.base:g}, {turn.rotary_dim} channels, {by}{own}{how}")
+            patched.changes.append(f"{where}: base {rotation.base:g}, {rotation.rotary_dim} channels, {by}{own}{how}")
             patched.changes += _other_length(scalings[kind], module)
-        rotary = PosencRotary(module, turns, ropes, config)
+        rotary = PosencRotary(module, rotations, ropes, config)
         if deferred:
             patched.through_posenc()
             _defer(patched, base, rotary, deferred)
         patched.replace(parent, name, rotary)
         for attention in attentions(base):
-            kind = kind_of(attention, turns)
+            kind = kind_of(attention, rotations)
             if kind in scalings:
                 rescale(patched, attention, scalings[kind])
                 setattr(attention, ROTARY, (rotary,))  # in a tuple, so that it is not a part of this module as well
@@ -419,7 +423,7 @@ def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
     for rope in ropes:
         rope.scaling = _read(base, what, rope.base, rope.rotary_dim)
         _check_scaling(rope)
-    put_adapted(patched, base, own)
+    replace_adapted_attention(patched, base, own)
     by = "without a scaling" if ropes[0].scaling is None else f"scaled by {ropes[0].scaling!r}"
     patched.changes.append(f"every rotating layer: {by}")
 
@@ -441,18 +445,18 @@ def _check_scaling(rope: RoPE) -> None:
         rope.frequencies()
 
 
-def _by_type(base: Any, what: Any, turns: Mapping[str | None, Turns]) -> dict[str | None, Any]:
+def _by_type(base: Any, what: Any, rotations: Mapping[str | None, ModelRotation]) -> dict[str | None, Any]:
     if is_scaling(what):
-        return dict.fromkeys(turns, what)
+        return dict.fromkeys(rotations, what)
     if not what:
         raise ValueError("what must name the layer types that it maps to scalings, got {}")
     for kind, scaling in what.items():
-        if kind not in turns and None in turns:
+        if kind not in rotations and None in rotations:
             raise ValueError(
                 f"what names layers of type {shown(kind)}, and {named(base)} has no layer types: give the scaling alone"
             )
-        if kind not in turns:
-            known = ", ".join(str(k) for k in turns)
+        if kind not in rotations:
+            known = ", ".join(str(k) for k in rotations)
             raise ValueError(f"what names layers of type {shown(kind)}, and the model has those of {known}")
         if not is_scaling(scaling):
             raise ValueError(f"what must map layer types to scalings, got {shown(scaling)} for {shown(kind)}")
@@ -461,21 +465,21 @@ def _by_type(base: Any, what: Any, turns: Mapping[str | None, Turns]) -> dict[st
 
 def _defer(patched: Patched, base: Any, rotary: PosencRotary, ropes: Mapping[str | None, RoPE]) -> None:
     """Moves the rotation into posenc's attention, in every layer that rotates."""
-    turned = False
+    is_deferred = False
     found: dict[str | None, tuple[str, int, int] | None] = {}
     for module in attentions(base):
-        kind = kind_of(module, rotary.turns)
+        kind = kind_of(module, rotary.rotations)
         if kind not in ropes:
             continue
         if not getattr(module, "is_kv_shared_layer", False):  # else its keys are those of a layer before
-            found[kind] = pairing(base, module, rotary.turns[kind])
+            found[kind] = pairing(base, module, rotary.rotations[kind])
         pairs = found[kind]
         if pairs is None:  # a layer without position
             continue
-        turned = True
+        is_deferred = True
         layout, first, head_dim = pairs
         rope = ropes[kind]
-        plan = Plan(
+        layer_scheme = LayerScheme(
             RoPE(
                 head_dim,
                 rope.base,
@@ -486,11 +490,11 @@ def _defer(patched: Patched, base: Any, rotary: PosencRotary, ropes: Mapping[str
             ),
             source=rotary,
         )
-        patched.replace(module, PLAN, plan)
-    if any(turn.allocation is not None for kind, turn in rotary.turns.items() if kind in ropes):
+        patched.replace(module, LAYER_SCHEME, layer_scheme)
+    if any(rotation.allocation is not None for kind, rotation in rotary.rotations.items() if kind in ropes):
         raise ValueError(
             f"{named(base)} has positions of several axes, and a scaling that depends on the length needs those of "
             "all keys of a cache, which it does not provide: use one that does not, such as YaRN"
         )
-    if not turned:
+    if not is_deferred:
         raise ValueError(f"{named(base)} has no layer whose rotation posenc can do in attention")

@@ -21,7 +21,7 @@ from posenc.schemes.softcap import Softcap
 T = TypeVar("T")
 
 
-class Plan(nn.Module):
+class LayerScheme(nn.Module):
     """The scheme that replaces a layer's positions, and a window (left, right) or `Chunk` that replaces the layer's;
     None keeps the layer's own. `patch` makes it a submodule of the layer's attention, named PLAN, so that the scheme's
     parameters are the model's.
@@ -53,11 +53,11 @@ class Plan(nn.Module):
         return seen
 
 
-PLAN = "posenc_plan"
+LAYER_SCHEME = "posenc_plan"
 
 
-def planned(
-    plan: Plan,
+def bind_layer(
+    layer_scheme: LayerScheme,
     query: Tensor,
     queries: Positions,
     keys: Positions,
@@ -67,59 +67,64 @@ def planned(
     position_ids: Tensor | None,
 ) -> tuple[Encoding, Visibility]:
     """The encoding of a patched layer, bound to the positions of its tokens, and the visibility."""
-    if plan.window is not None:
+    if layer_scheme.window is not None:
         if isinstance(attention_mask, Visible):
             queries, keys = attention_mask.queries, attention_mask.keys  # without the model's own chunks
-        if bias is not None and (plan.has_window or queries.order.size(1) != keys.order.size(1)):
+        if bias is not None and (layer_scheme.has_window or queries.order.size(1) != keys.order.size(1)):
             raise ValueError(
                 "a window of a schedule needs the positions of queries and keys, and a plain mask was given instead: "
                 "let the model make its mask, with a dynamic cache and uncompiled"
             )
-        chunk = plan.window if isinstance(plan.window, Chunk) else None
-        left, right = (chunk.size - 1, None) if chunk is not None else check_window(plan.window)
+        chunk = layer_scheme.window if isinstance(layer_scheme.window, Chunk) else None
+        left, right = (chunk.size - 1, None) if chunk is not None else check_window(layer_scheme.window)
         first, before = keys.layout.start, queries.layout.start  # that of the window of the first query is the latter's
         reach = 0 if left is None or before is None else before[1] - left
         if first is not None and first[1] > max(0, reach):
             raise ValueError(
-                f"the cache of this layer has dropped keys that are within a window of {plan.window}: generate with "
-                "use_cache=False, or use a cache that keeps all keys"
+                f"the cache of this layer has dropped keys that are within a window of {layer_scheme.window}: generate "
+                "with use_cache=False, or use a cache that keeps all keys"
             )
         seen = replace(seen, left=None if chunk is not None else left, right=right)
-    kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
+    layer_cache = attention_mask.layer_cache if isinstance(attention_mask, Visible) else {}
     dtype = torch.promote_types(query.dtype, torch.float32)
-    own_chunks = plan.window is None  # queries and keys are then in the model's own chunks, if it has any
-    if ("placed", own_chunks) not in kept:
-        ids = plan.position_ids() if position_ids is None or plan.by_source else position_ids
-        kept["placed", own_chunks] = place(queries, keys, bias, ids, plan.counts)
+    own_chunks = layer_scheme.window is None  # queries and keys are then in the model's own chunks, if it has any
+    if ("placed", own_chunks) not in layer_cache:
+        ids = layer_scheme.position_ids() if position_ids is None or layer_scheme.by_source else position_ids
+        layer_cache["placed", own_chunks] = locate_tokens(queries, keys, bias, ids, layer_scheme.counts)
 
-    def made() -> Encoding:
-        at, there, lengths = kept["placed", own_chunks]
-        if plan.scheme.needs_lengths and "one text" not in kept:
+    def bind() -> Encoding:
+        at, there, lengths = layer_cache["placed", own_chunks]
+        if layer_scheme.scheme.needs_lengths and "one text" not in layer_cache:
             _check_one_text(at, keys, bias, isinstance(attention_mask, Visible) and attention_mask.is_packed)
-            kept["one text"] = True
-        context = Context(lengths=lengths if plan.scheme.needs_lengths else None)
-        encoding = plan.scheme(at, there, dtype=dtype, context=context, doors=("rotate", "score", "value"))
-        return encoding.in_chunks(plan.window.size) if isinstance(plan.window, Chunk) else encoding
+            layer_cache["one text"] = True
+        context = Context(lengths=lengths if layer_scheme.scheme.needs_lengths else None)
+        encoding = layer_scheme.scheme(at, there, dtype=dtype, context=context, doors=("rotate", "score", "value"))
+        return encoding.in_chunks(layer_scheme.window.size) if isinstance(layer_scheme.window, Chunk) else encoding
 
-    return bound(kept, plan.scheme, (dtype, plan.window if isinstance(plan.window, Chunk) else own_chunks), made), seen
+    return bind_once(
+        layer_cache,
+        layer_scheme.scheme,
+        (dtype, layer_scheme.window if isinstance(layer_scheme.window, Chunk) else own_chunks),
+        bind,
+    ), seen
 
 
-def bound(kept: dict[Any, Any], scheme: nn.Module, how: tuple[Any, ...], make: Callable[[], T]) -> T:
-    """What layers with this scheme, bound in this way, share: that which is ``kept``, or else made.
+def bind_once(layer_cache: dict[Any, Any], scheme: nn.Module, key: tuple[Any, ...], make: Callable[[], T]) -> T:
+    """What layers with this scheme, bound in this way, share: from the ``layer_cache``, or bound now.
 
     While a scheme is trained, every layer binds it separately: with gradient checkpointing a layer is recomputed in the
-    backward pass, and must build the same graph again instead of finding what was made without one.
+    backward pass, and must build the same graph again instead of finding what was bound without one.
     """
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in scheme.parameters()):
         return make()
-    name = id(scheme), *how
-    if name not in kept:
-        kept[name] = make()
-    made: T = kept[name]
-    return made
+    name = id(scheme), *key
+    if name not in layer_cache:
+        layer_cache[name] = make()
+    result: T = layer_cache[name]
+    return result
 
 
-def place(
+def locate_tokens(
     queries: Positions, keys: Positions, bias: Tensor | None, position_ids: Tensor | None, counts: bool = False
 ) -> tuple[Positions, Positions, Tensor]:
     """Queries and keys with the coordinates that the model gives them, and the current length of each row's text.
@@ -142,14 +147,14 @@ def place(
         count = is_key.long().cumsum(1)
         position_ids = (count.gather(1, slots.expand(count.size(0), -1)) - 1).clamp(min=0)
     ids = _ids(queries, keys, bias, position_ids)
-    there, is_here = ids, is_key
+    there, is_token = ids, is_key
     if m != n:
         rows = max(is_key.size(0), ids.size(0))
         slots, ids, is_key = slots.expand(rows, -1), ids.expand(rows, -1), is_key.expand(rows, -1)
         count = is_key.long().cumsum(1)
         there = count - count.gather(1, slots[:, -1:]) + ids[:, -1:]
         there = torch.where(is_key, there, there.clamp(min=0))  # some schemes refuse positions below 0
-        is_here = is_key & (slot <= slots[:, -1:])
+        is_token = is_key & (slot <= slots[:, -1:])
         if is_readable(ids):
             skips = (there.gather(1, slots) != ids) & is_key.gather(1, slots)
             if bool(skips.any()):
@@ -157,9 +162,9 @@ def place(
                     "position_ids must count the tokens of a cache one by one where posenc derives those of keys, got "
                     "some that skip or repeat"
                 )
-    there, is_here = torch.broadcast_tensors(there, is_here)
-    lengths = there.masked_fill(~is_here, -1).amax(1) + 1
-    return _at(queries, ids), _at(keys, there), lengths
+    there, is_token = torch.broadcast_tensors(there, is_token)
+    lengths = there.masked_fill(~is_token, -1).amax(1) + 1
+    return _with_coords(queries, ids), _with_coords(keys, there), lengths
 
 
 def _ids(queries: Positions, keys: Positions, bias: Tensor | None, position_ids: Tensor | None) -> Tensor:
@@ -177,9 +182,9 @@ def _ids(queries: Positions, keys: Positions, bias: Tensor | None, position_ids:
 
 
 def _check_one_text(at: Positions, keys: Positions, bias: Tensor | None, is_packed: bool) -> None:
-    """ValueError for rows of several documents, to which `place` would give one length, that of the longest. If the
-    mask does not mark documents, positions that do not increase do; a compiled graph cannot read them. With a cache
-    `place` has already checked that they count one by one."""
+    """ValueError for rows of several documents, to which `locate_tokens` would give one length, that of the longest. If
+    the mask does not mark documents, positions that do not increase do; a compiled graph cannot read them. With a cache
+    `locate_tokens` has already checked that they count one by one."""
     ids, run = at.coords, at.layout.run
     rises = run is not None and run.coords is not None and run.steps == (1,)
     if not is_packed and not rises and ids.size(1) == keys.order.size(1):
@@ -195,7 +200,7 @@ def _check_one_text(at: Positions, keys: Positions, bias: Tensor | None, is_pack
         )
 
 
-def _at(positions: Positions, ids: Tensor) -> Positions:
+def _with_coords(positions: Positions, ids: Tensor) -> Positions:
     """The same tokens at other coordinates; unchanged, with their layout, if these are equal."""
     if is_readable(ids) and bool((positions.coords == ids).all()):
         return positions
@@ -222,7 +227,7 @@ class _LayerPass(ForwardPass):
     _token_doors: ClassVar = ("rotate",)
 
 
-def divided(
+def sharded_pass(
     module: nn.Module,
     query: Tensor,
     attention_mask: Tensor | None,
@@ -232,8 +237,8 @@ def divided(
 ) -> tuple[ForwardPass, Window]:
     """The forward pass of a layer, and its window. Raises ValueError on all processes if a model's positions or padding
     are not those of the sharding on any of them."""
-    plan: Plan | None = getattr(module, PLAN, None)
-    _check_kind(module, plan)
+    layer_scheme: LayerScheme | None = getattr(module, LAYER_SCHEME, None)
+    _check_kind(module, layer_scheme)
     if position_bias is not None:
         raise ValueError(f"position_bias is not supported {WITHIN}: it has a number for each pair of the whole text")
     if not isinstance(attention_mask, Visible):
@@ -241,27 +246,27 @@ def divided(
             f"attention_mask must be (rows, tokens) or None {WITHIN}, so that the model makes its mask by posenc, got "
             f"{shown(attention_mask)} in {type(module).__name__}"
         )
-    sharding, kept = EXCHANGES[-1].sharding, attention_mask.kept
-    if "agreed" not in kept:  # once in a forward pass, before anything is sent
-        sharding.agree(_wrong(module, plan, attention_mask, position_ids, sharding.positions))
-        kept["agreed"] = True
+    sharding, layer_cache = EXCHANGES[-1].sharding, attention_mask.layer_cache
+    if "agreed" not in layer_cache:  # once in a forward pass, before anything is sent
+        sharding.agree(_mismatch_with_sharding(module, layer_scheme, attention_mask, position_ids, sharding.positions))
+        layer_cache["agreed"] = True
     seen = attention_mask.visibility
     window: Window = (seen.left, seen.right)
     if attention_mask.chunk_size is not None:
         window = Chunk(attention_mask.chunk_size)
-    if plan is not None and plan.window is not None:
-        window = plan.window
-    scheme = NOPE if plan is None else plan.scheme
+    if layer_scheme is not None and layer_scheme.window is not None:
+        window = layer_scheme.window
+    scheme = NOPE if layer_scheme is None else layer_scheme.scheme
     dtype = torch.promote_types(query.dtype, torch.float32)
 
-    def made() -> ForwardPass:
+    def bind() -> ForwardPass:
         capped = scheme if softcap is None else scheme + Softcap(float(softcap))
         return _LayerPass(capped, sharding.positions, is_causal=seen.is_causal, dtype=dtype)
 
-    return bound(kept, scheme, (dtype, softcap), made), window
+    return bind_once(layer_cache, scheme, (dtype, softcap), bind), window
 
 
-def _check_kind(module: nn.Module, plan: Plan | None) -> None:
+def _check_kind(module: nn.Module, layer_scheme: LayerScheme | None) -> None:
     """ValueError for a model that computes something of a shard as if it were the text."""
     config: Any = getattr(module, "config", None)
     name = type(module).__name__
@@ -282,38 +287,42 @@ def _check_kind(module: nn.Module, plan: Plan | None) -> None:
     every = [params, *(params.values() if isinstance(params, dict) else ())]
     types = [each.get("rope_type") for each in every if isinstance(each, dict)]
     kind = next((kind for kind in types if kind in ("dynamic", "longrope")), None)
-    if plan is None and not hasattr(module, ROTARY) and kind is not None:
+    if layer_scheme is None and not hasattr(module, ROTARY) and kind is not None:
         raise ValueError(
             f"rope_type {kind!r} in {name} would take the length of this process's tokens for that of the text: "
             "patch(model, scaling) with posenc.DynamicNTK or posenc.LongRoPE, which use the length of the whole text"
         )
 
 
-def _wrong(
-    module: nn.Module, plan: Plan | None, visible: Visible, position_ids: Tensor | None, positions: Positions
+def _mismatch_with_sharding(
+    module: nn.Module,
+    layer_scheme: LayerScheme | None,
+    visible: Visible,
+    position_ids: Tensor | None,
+    positions: Positions,
 ) -> str | None:
     """What a model was given that differs from the sharding, in words."""
-    rows, attention_mask = visible.kept["given"]
+    rows, attention_mask = visible.layer_cache["given"]
     is_token = (positions.document != PADDING).expand(rows, -1)
-    if attention_mask is not None and not _agrees(attention_mask.bool(), is_token):
+    if attention_mask is not None and not _have_equal_rows(attention_mask.bool(), is_token):
         return (
             "attention_mask must be 1 at this process's tokens and 0 at its padding, as sharding.positions says, got "
             f"{shown(attention_mask)} that differs: make the sharding from Positions.padded(attention_mask), and leave "
             "the model's out or divide it with sharding.shard(attention_mask)"
         )
-    if plan is not None and plan.counts:  # the model has no position_ids
+    if layer_scheme is not None and layer_scheme.counts:  # the model has no position_ids
         return None
     ids = position_ids
     if ids is None and hasattr(module, ROTARY):
         ids = getattr(module, ROTARY)[0].seen
-    if plan is not None and (ids is None or plan.by_source):
-        ids = plan.position_ids()
+    if layer_scheme is not None and (ids is None or layer_scheme.by_source):
+        ids = layer_scheme.position_ids()
     if ids is None:
         return (
             f"position_ids do not reach {type(module).__name__}, so posenc cannot see whether the model has those of "
             f"this process's tokens: patch(model, scheme or scaling), and {IN_SHARDS}"
         )
-    if positions.coords.dim() != 2 or not _agrees(ids.long(), positions.coords, is_token):
+    if positions.coords.dim() != 2 or not _have_equal_rows(ids.long(), positions.coords, is_token):
         return (
             f"position_ids must be those of this process's tokens, got {shown(ids)} that differs from "
             f"sharding.positions.coords: {IN_SHARDS}"
@@ -321,7 +330,7 @@ def _wrong(
     return None
 
 
-def _agrees(given: Tensor, expected: Tensor, where: Tensor | None = None) -> bool:
+def _have_equal_rows(given: Tensor, expected: Tensor, where: Tensor | None = None) -> bool:
     """Whether rows of tokens are the same, ``where`` true; either may have one row for all."""
     if given.dim() != 2 or given.size(1) != expected.size(1):
         return False
