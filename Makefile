@@ -95,7 +95,7 @@ check-mutants: $(VENV)/.dev kernel
 # SCALE="--worlds 2 4 8 --tokens 1024" takes longer; SCALE=--small is a minute. On GPUs it runs NCCL.
 SCALE ?= --small --worlds 2
 check-scale: $(VENV)/.scale kernel
-	$(PYTEST) -m "not survey" $(TESTS)/distributed/test_foreign.py packages/posenc-lab/tests/executors
+	$(PYTEST) -m "not survey" $(TESTS)/distributed/test_ring_attention_pytorch.py packages/posenc-lab/tests/executors
 	OMP_NUM_THREADS=1 $(BIN)/python research/benchmarks/scale.py $(SCALE)
 
 # Triton is a gigabyte, and its interpreter slow, so not of `make test`.
@@ -123,7 +123,7 @@ check-oldest: $(OLDEST)/.installed kernel
 survey: $(VENV)/.triton kernel ## set up, run more cases like those of CI, and laws on more examples: hours
 	$(PYTEST) -m "more and not gpu" -q $(TRITONED)
 	$(PYTEST) -m survey -q
-	POSENC_EXAMPLES=10 $(PYTEST) $(TESTS)/hard -q
+	POSENC_EXAMPLES=10 $(PYTEST) $(TESTS)/property -q
 
 # With the Python that is there, which has torch and Triton: nothing is installed or fetched.
 # GPU=--quick takes less; GPU=--dry-run needs no GPU.

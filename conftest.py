@@ -15,8 +15,8 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-from tests.alike import ALIKE
-from tests.needs import NO_TRITON
+from tests.availability import NO_TRITON
+from tests.scheme_variants import ALIKE
 
 if os.environ.get("POSENC_SHAPES") == "1":
     install_import_hook("posenc", "beartype.beartype")
@@ -68,7 +68,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 OF_ALL_SCHEMES = (
     *("backends/test_parity", "backends/test_flex", "backends/test_budgets", "models/test_cache"),
-    *("models/test_transformer", "hard/test_properties", "compare/test_tasks", "bench/test_run", "plot/test_plots"),
+    *("models/test_transformer", "property/test_properties", "compare/test_tasks", "bench/test_run", "plot/test_plots"),
 )
 
 

@@ -15,7 +15,7 @@ from posenc.command.cli import main
 from posenc.encoding import claims
 from posenc.encoding.claims import ClaimError, tried
 from posenc.encoding.pieces import Bias, Distance, Function, RelativeDot, Value
-from tests.backends.grounds import KINDS, built
+from tests.backends.parity_cases import KINDS, built
 from tests.rows import with_more
 
 SLOPES = torch.tensor([1.0, 0.5, 0.25])

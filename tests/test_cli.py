@@ -15,7 +15,7 @@ import posenc_lab.compare
 from posenc.command.cli import main
 from posenc.schemes.catalog import entries_of
 from posenc_lab.kit.command import stdout
-from tests.compare.small import write_text
+from tests.compare.tiny_comparison import write_text
 
 UNREADABLE = "/proc/self/mem"  # even root cannot read it from its beginning
 SMALL = [

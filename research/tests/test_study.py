@@ -15,7 +15,7 @@ from posenc_lab.kit.statistics import mean_of
 from study import found, pages, puzzles, run
 from study.claims import check
 from study.found import AT_ONE_RATE, Contrast, judged
-from tests.compare import made_up
+from tests.compare import synthetic_records
 
 
 def contrast(mean: float, spread: float, seeds: int = 10, published: str = "tied") -> Contrast:
@@ -50,16 +50,16 @@ RATE = Rate(0.004, 3.0)
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
     """Records of the study, as they would be kept, of schemes at seeds."""
-    growth = {scheme: 0.1 * n for n, scheme in enumerate(run.SCHEMES.values())} | made_up.GROWTH
-    level = {scheme: 2.4 + 0.05 * n for n, scheme in enumerate(run.SCHEMES.values())} | made_up.LEVEL
-    monkeypatch.setattr(made_up, "GROWTH", growth)
-    monkeypatch.setattr(made_up, "LEVEL", level)
+    growth = {scheme: 0.1 * n for n, scheme in enumerate(run.SCHEMES.values())} | synthetic_records.GROWTH
+    level = {scheme: 2.4 + 0.05 * n for n, scheme in enumerate(run.SCHEMES.values())} | synthetic_records.LEVEL
+    monkeypatch.setattr(synthetic_records, "GROWTH", growth)
+    monkeypatch.setattr(synthetic_records, "LEVEL", level)
     monkeypatch.setattr(found, "tuned", lambda part, folder: RATE)
     at = {"learning_rate": RATE.learning_rate, "multiplier": RATE.multiplier}
     plan = {"plan": digest_of((found.HERE / "plan.md").read_bytes())}
 
     def made(schemes: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
-        records = made_up.records(tuple(schemes), tuple(seeds))
+        records = synthetic_records.records(tuple(schemes), tuple(seeds))
         return [{**record, **plan, **(at if record["kind"] == "training" else {})} for record in records]
 
     return made
@@ -83,7 +83,7 @@ def test_records_that_do_not_belong_together_are_refused(kept: Any, monkeypatch:
 
 
 def trial(scheme: str, number: int, rate: Rate, bits: float) -> dict[str, Any]:
-    about = made_up.records(("nope",))[0]
+    about = synthetic_records.records(("nope",))[0]
     named = {name: about[name] for name in ("fingerprint", "configuration", "text", "versions", "machine", "time")}
     result = {"learning_rate": rate.learning_rate, "multiplier": rate.multiplier, "bits": bits, "seconds": 1.0}
     return {"kind": "trial", "scheme": scheme, "seed": 0, "trial": number, **result, "longest": bits + 1, **named}
@@ -189,7 +189,7 @@ def write(out: Path, records: Sequence[Any]) -> None:
 def test_a_job_is_done_when_its_folder_holds_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "RECORDS", tmp_path)
     tuning, one, two = (run.Job("python", "rope", tuple(range(seeds))) for seeds in (0, 1, 2))
-    made = trials("rope", 2.2, 2.1) + made_up.records(("rope",))
+    made = trials("rope", 2.2, 2.1) + synthetic_records.records(("rope",))
 
     def kept(count: int) -> list[bool]:
         write(tuning.out, made[:count])

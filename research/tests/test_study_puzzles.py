@@ -10,7 +10,7 @@ import pytest
 from posenc_lab.compare.config import Rate
 from posenc_lab.kit.files import digest_of
 from study import found, pages, puzzles, run
-from tests.compare import made_up
+from tests.compare import synthetic_records
 from tests.test_study import on_gpu
 
 LENGTHS = {"copy": (20, 25, 30, 40), "reverse": (16, 20, 24, 32), "sort": (20, 25, 30, 40), "addition": (5, 6, 7, 10)}
@@ -28,7 +28,11 @@ def records(task: str, share: Share, schemes: Sequence[str] = (), seeds: Sequenc
     """A finished comparison: of a scheme, a seed and a length, the share of a hundred rows that are right."""
     made = []
     for scheme in schemes or [run.Job(task, folder, ()).scheme for folder in run.OF_TASKS]:
-        about = {k: v for k, v in made_up.records(("nope",))[0].items() if k in ("text", "versions", "machine", "time")}
+        about = {
+            k: v
+            for k, v in synthetic_records.records(("nope",))[0].items()
+            if k in ("text", "versions", "machine", "time")
+        }
         about["configuration"] = {
             "task": task,
             "schemes": [scheme],
@@ -69,7 +73,7 @@ def test_a_task_counts_the_seeds_that_solve_it(monkeypatch: pytest.MonkeyPatch) 
     made = made[:-1]  # rope's last seed was not tested to its end
     assert puzzles.task("copy", 10).trained == 5
     assert [cell.partition(" (")[0] for cell in puzzles.task("copy", 10).rows[0][1]][-1] == "**1 of 2**"
-    made = made_up.diverge(records("copy", lambda *_: 0.0), "fox", 0)
+    made = synthetic_records.diverge(records("copy", lambda *_: 0.0), "fox", 0)
     assert puzzles.task("copy", 3).complete  # a training that diverged is there
 
 

@@ -18,7 +18,7 @@ from posenc_lab.laws.laws import angles, counterexample, rotary_bound
 from posenc_lab.laws.probe import Probe
 from posenc_lab.laws.table import audit, audit_all
 from posenc_lab.plot import command, overview, rotations, sentences, vectors
-from tests.hard.wrong import NO_NUMBERS, NO_SIZES, Row, each, flags, sizes
+from tests.errors.wrong_calls import NO_NUMBERS, NO_SIZES, Row, each, flags, sizes
 
 SIZES = {"dim": 24, "num_heads": 6, "head_dim": 4, "max_positions": 64}
 SHAPE = Shape(**SIZES)

@@ -23,7 +23,7 @@ from pathlib import Path
 from posenc.backends.native import build
 from posenc.backends.native.build import Level
 from posenc.backends.native.proof import PRECISIONS, failures
-from tests.backends import foreign
+from tests.backends import emulated_kernel
 from tests.backends.planted_bugs import built, compiled
 
 COMPILERS = ("g++-11", "g++-12", "g++-13", "clang++")
@@ -122,13 +122,13 @@ def elsewhere(compiler: str, level: Level, precision: str) -> str:
     static = ("-static",) if "mingw" in compiler else ()  # as build.py on Windows
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "program.exe"
-        source = ("-O2", "-std=c++17", str(foreign.SOURCE), "-o", str(program))
+        source = ("-O2", "-std=c++17", str(emulated_kernel.SOURCE), "-o", str(program))
         try:
             subprocess.run([compiler, *source, *static], check=True, capture_output=True, text=True)
             made = compiled(Path(folder), (), precision, ("-O3", *static, *level.flags), (compiler,))
         except subprocess.CalledProcessError as error:
             return "WRONG: does not compile: " + next(iter(error.stderr.splitlines()), "")
-        kernel = foreign.Foreign([*EMULATED[compiler], str(program)], made)
+        kernel = emulated_kernel.Foreign([*EMULATED[compiler], str(program)], made)
         try:
             return verdict(failures(kernel, precision))  # type: ignore[arg-type]
         except (OSError, RuntimeError) as error:

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc import Positions
 from posenc.positions.training import abacus, bilevel, cape, randomized, shape
 from tests.cases import TOKENS, positions_cases
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.oracles import training as oracle
 from tests.rounding import of_sums
 

@@ -16,10 +16,10 @@ import torch
 from posenc.command.cli import main
 from posenc_check import Layer, Rotary, run
 from posenc_check.targets import subjects_of
-from tests.check.small import CLOCK, ONE_OF_EACH, PASSES, run_alone
+from tests.check.small_subjects import CLOCK, ONE_OF_EACH, PASSES, run_alone
 
 PADDING = ["--checks", "7", "--lengths", "3"]
-HERE = "tests.check.small"
+HERE = "tests.check.small_subjects"
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ MODULES = """
     import torch
     from torch import nn
     from posenc_check import Rotary
-    from tests.check.small import nothing, rotate
+    from tests.check.small_subjects import nothing, rotate
 
     class Net(nn.Module):
         def __init__(self, width=16):

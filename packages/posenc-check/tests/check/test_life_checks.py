@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc_check import Layer, Subject, check
 from posenc_check.run import FINDING, NOT_APPLICABLE, PASSED, TrialResult
-from tests.check.small import RIGHT
+from tests.check.small_subjects import RIGHT
 
 
 def trials(subject: Subject, number: int) -> dict[str, TrialResult]:

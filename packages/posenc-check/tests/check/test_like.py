@@ -13,7 +13,7 @@ from posenc_check.checks.published import between_buckets
 from posenc_check.like import Sizes, adopt, scheme_of
 from posenc_check.run import FINDING, NOT_APPLICABLE, PASSED
 from tests.check.mutants.published import Buckets, add
-from tests.check.small import rotate
+from tests.check.small_subjects import rotate
 from tests.rows import first_of
 
 BUCKETS = Bias(build=Buckets, call=add, causal=True, like="t5")

@@ -14,7 +14,7 @@ from posenc_check.checks.bounds import published_slopes
 from posenc_check.run import FINDING, NOT_APPLICABLE, PASSED, Result
 from tests.check.mutants import bounds, configuration, grids, phase
 from tests.check.mutants.phase import Turn, turn
-from tests.check.small import WRONG
+from tests.check.small_subjects import WRONG
 from tests.rows import first_of
 
 NUMBERS = (1, 2, 14, 15, 19, 20)

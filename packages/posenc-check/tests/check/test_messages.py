@@ -17,7 +17,7 @@ from posenc_check.prepare import COMMON_PARAMETER_NAMES, prepare_subject
 from posenc_check.run import NOT_APPLICABLE
 from posenc_check.subjects import call_module
 from posenc_check.trial import NOTHING_TO_DO
-from tests.check.small import nothing, rotate
+from tests.check.small_subjects import nothing, rotate
 from tests.rows import first_of
 
 

@@ -11,7 +11,7 @@ from posenc_check.run import FINDING, PASSED, UNFINISHED
 from posenc_check.trial import THREADS
 from tests.check import mutants
 from tests.check.mutants import Mutant
-from tests.check.small import run_alone
+from tests.check.small_subjects import run_alone
 
 pytestmark = pytest.mark.more
 MODULES = [import_module(f"{mutants.__name__}.{module.name}") for module in iter_modules(mutants.__path__)]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc_check import Bias, Layer, Rotary, check, conformance_tests, report
 from posenc_check.checks import CHECKS
-from tests.check.small import nothing, rotate
+from tests.check.small_subjects import nothing, rotate
 
 
 def add_one(made: Any, x: Tensor) -> Tensor:

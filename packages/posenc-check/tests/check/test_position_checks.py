@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc_check import Subject, check
 from posenc_check.run import FINDING, NOT_APPLICABLE, PASSED, Result
-from tests.check.mutants import biases, claims, layers, rotations, told
+from tests.check.mutants import biases, claims, explicit_positions, layers, rotations
 from tests.rows import first_of
 
 NUMBERS = tuple(range(6, 14))
@@ -83,9 +83,9 @@ def local_of(window: int = 4, lookback: bool = True) -> claims.Local:
     [
         (replace(rotations.ROTARY, relative=None), 6, "relative", "claim `relative=True` if moving"),
         (claims.whole(claims.Alibi), 6, "some moved", "let call take `query_positions`"),
-        (told.alone(told.Alone, relative=True), 6, "relative", "let call take `positions`"),
+        (explicit_positions.alone(explicit_positions.Alone, relative=True), 6, "relative", "let call take `positions`"),
         (claims.whole(local_of), 19, "window", "with itself; its lookback and window may be one"),
-        (told.alone(told.Alone), 19, "tokens all the same", "claim `normalized=True`"),
+        (explicit_positions.alone(explicit_positions.Alone), 19, "tokens all the same", "claim `normalized=True`"),
         (biases.ALIBI, 8, "positions by itself", "what is not causal"),
         (biases.TABLE, 11, "other tokens", "a bias is given no tokens"),
         (rotations.ROTARY, 13, "cached across it", "claim `threshold=N`"),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from posenc_check import conformance_tests, run
-from tests.check.small import CLOCK, ONE_OF_EACH, RIGHT
+from tests.check.small_subjects import CLOCK, ONE_OF_EACH, RIGHT
 
 pytest_plugins = ("pytester",)
 
@@ -22,7 +22,7 @@ def result(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
             patched.setattr(run, "CHECKS", ONE_OF_EACH)
             patched.setattr(run, "time", SimpleNamespace(monotonic=lambda: CLOCK[0]))
             pytester.makepyfile(
-                my_checks="from tests.check.small import RIGHT as subject",
+                my_checks="from tests.check.small_subjects import RIGHT as subject",
                 test_mine=f"""
                     from posenc_check import conformance_tests
                     from my_checks import subject

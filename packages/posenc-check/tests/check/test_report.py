@@ -14,7 +14,7 @@ from rich.console import Console
 import posenc
 from posenc_check import Report, check, report, run
 from posenc_check.checks import CHECKS
-from tests.check.small import CLOCK, ONE_OF_EACH, RIGHT, run_alone
+from tests.check.small_subjects import CLOCK, ONE_OF_EACH, RIGHT, run_alone
 
 CAME = "a bell \x07, a half \ud83d, ]]> and é\n</pre>"
 Data = dict[str, Any]
@@ -47,7 +47,7 @@ def test_the_data_says_everything(data: Data) -> None:
     assert (data["version"], data["ok"], len(data["subjects"])) == (2, False, 1)
     assert data["made_with"]["posenc"] == posenc.__version__
     assert data["made_with"]["torch"] == str(torch.__version__)
-    assert (subject["kind"], subject["build"]) == ("Rotary", "tests.check.small.nothing")
+    assert (subject["kind"], subject["build"]) == ("Rotary", "tests.check.small_subjects.nothing")
     assert subject["claims"] == {"options": {"base": 500.0}, "relative": True}
     assert subject["settings"] == {
         "seed": 0,

@@ -20,7 +20,7 @@ from posenc_check.repeat import part_of
 from posenc_check.standalone import MARK, check_sources, literal, script
 from posenc_check.subjects import call_module
 from posenc_check.trial import Case, Trial
-from tests.check.small import RIGHT, WRONG, nothing, run_alone
+from tests.check.small_subjects import RIGHT, WRONG, nothing, run_alone
 from tests.rows import first_of
 
 BATCH = Batch(ids=[[3, 1, 4, 1]], positions=[[0, 1, 2, 3]])

@@ -7,7 +7,7 @@ from posenc.command.cli import main
 from posenc_lab.bench import cases, command
 from posenc_lab.bench.settings import Settings
 
-HANDS = "tests.bench.by_hand"
+HANDS = "tests.bench.handwritten"
 ALIBI = ("--mine", f"{HANDS}:alibi")
 TINY: dict[str, Any] = {
     "lengths": (64,),

@@ -10,7 +10,7 @@ from posenc_lab.bench import cases, mine, run
 from posenc_lab.bench.measure import LeftOutError, race
 from posenc_lab.bench.settings import Settings
 from posenc_lab.kit.machine import clock_of
-from tests.bench import by_hand
+from tests.bench import handwritten
 from tests.bench.test_command import HANDS, TINY
 from tests.rounding import of_sums
 
@@ -87,7 +87,7 @@ def test_what_computes_something_else_is_left_out(name: str, scheme: str, traini
 def test_one_that_fails_is_left_out_with_its_line(tmp_path: Path) -> None:
     found = built("fails")
     results = race(found.makes, rounds=1, budget=0, clock=CLOCK)["results"]
-    line = next(n for n, text in enumerate(Path(by_hand.__file__).read_text().splitlines(), 1) if "no k" in text)
+    line = next(n for n, text in enumerate(Path(handwritten.__file__).read_text().splitlines(), 1) if "no k" in text)
     assert results["mine"] == {"left_out": f"failed at {HANDS}:{line} with RuntimeError: no kernel"}
     assert results["posenc"]["seconds"]
 

@@ -3,7 +3,7 @@ from rich.console import Console
 
 from posenc_lab.bench.tables import Table, show, tables
 from posenc_lab.kit.report import as_markdown
-from tests.bench.made_up import mine, prices, taking
+from tests.bench.synthetic_records import mine, prices, taking
 
 
 def table(title: str, records: list[dict]) -> Table:  # type: ignore[type-arg]

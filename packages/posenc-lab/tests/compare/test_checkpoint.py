@@ -16,7 +16,7 @@ from posenc_lab.compare.checkpoint import CheckpointError, Reached
 from posenc_lab.compare.compare import build_model
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.train import optimizer_for, train
-from tests.compare.small import fill_disk, small_config, write_text
+from tests.compare.tiny_comparison import fill_disk, small_config, write_text
 
 
 class Odd(nn.Module):

@@ -12,7 +12,7 @@ from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.tasks import from_toml
 from posenc_lab.compare.text import plan
 from posenc_lab.kit.records import FILE, Record, key, read
-from tests.compare.small import SCHEMES, small_config, untimed, write_text
+from tests.compare.tiny_comparison import SCHEMES, small_config, untimed, write_text
 
 
 def planned(config: CompareConfig) -> list[tuple[Any, ...]]:

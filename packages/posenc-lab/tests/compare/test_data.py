@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from posenc_lab.compare import data
-from tests.compare.small import write_text
+from tests.compare.tiny_comparison import write_text
 
 
 def files_of(text: data.Text) -> set[bytes]:

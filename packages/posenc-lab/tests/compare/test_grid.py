@@ -15,7 +15,7 @@ from posenc_lab.compare.compare import compare
 from posenc_lab.compare.grid import BUSY, Grid, described, finished, grid_of, run_cell, run_grid
 from posenc_lab.executors.executor import Ended, Job, Run
 from posenc_lab.kit.records import Records
-from tests.compare.small import small_config, untimed, write_text
+from tests.compare.tiny_comparison import small_config, untimed, write_text
 
 SMALL = {
     name: value

@@ -10,7 +10,7 @@ from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
 from posenc_lab.compare.compare import build_model, check, compare
 from posenc_lab.compare.task import entries, position_from
-from tests.compare.small import small_config, write_text
+from tests.compare.tiny_comparison import small_config, write_text
 
 SHAPE = Shape(32, 2, 16, 64)
 OWN = "import posenc\n\n\nclass Mine(posenc.ALiBi):\n    pass\n"

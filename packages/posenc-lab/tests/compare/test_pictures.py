@@ -13,7 +13,7 @@ from posenc_lab.compare.pictures import (
     windows,
 )
 from posenc_lab.compare.summary import Summary
-from tests.compare import made_up
+from tests.compare import synthetic_records
 from tests.compare.test_summary import bits
 
 
@@ -32,11 +32,11 @@ def ticks(axes: Axes) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["windows", "sliding", "final_tokens"])
 def test_a_line_per_scheme_goes_through_its_means(kind: str) -> None:
-    records = made_up.records(seeds=(0, 1))
+    records = synthetic_records.records(seeds=(0, 1))
     drawn = lines(FIGURES[kind](Summary(records), False))
-    assert set(made_up.SCHEMES) <= set(drawn)
-    for scheme in made_up.SCHEMES:
-        lengths = [n for n in made_up.LENGTHS if scheme != "learned" or n <= made_up.TRAIN_LENGTH]
+    assert set(synthetic_records.SCHEMES) <= set(drawn)
+    for scheme in synthetic_records.SCHEMES:
+        lengths = [n for n in synthetic_records.LENGTHS if scheme != "learned" or n <= synthetic_records.TRAIN_LENGTH]
         assert list(drawn[scheme].get_xdata()) == lengths
         assert list(drawn[scheme].get_ydata()) == pytest.approx(
             [bits(records, kind, scheme, n).mean() for n in lengths]
@@ -44,14 +44,14 @@ def test_a_line_per_scheme_goes_through_its_means(kind: str) -> None:
 
 
 def test_lengths_are_powers_of_two_with_the_training_length_marked() -> None:
-    axes = windows(Summary(made_up.records())).axes[0]
+    axes = windows(Summary(synthetic_records.records())).axes[0]
     assert axes.get_xscale() == "log"
     assert ticks(axes) == ["64\n½×", "128\n1×\ntraining length", "256\n2×", "512\n4×", "1,024\n8×"]
     assert any(list(line.get_xdata()) == [128, 128] for line in axes.lines)
 
 
 def test_an_exploding_scheme_does_not_flatten_the_rest_and_is_not_dropped() -> None:
-    records = made_up.records()
+    records = synthetic_records.records()
     figure = windows(Summary(records))
     worst, best = (bits(records, "windows", s, 1024).mean() for s in ("sinusoidal", "alibi"))
     assert worst - best > 3
@@ -66,19 +66,20 @@ def test_an_exploding_scheme_does_not_flatten_the_rest_and_is_not_dropped() -> N
 
 def test_where_a_scheme_is_undefined_its_line_ends_in_a_cross_with_a_note() -> None:
     for draw in (windows, sliding, final_tokens, differences):
-        figure = draw(Summary(made_up.records()))
+        figure = draw(Summary(synthetic_records.records()))
         assert "× learned: undefined past 128" in texts(figure)
         crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
         assert [float(line.get_xdata()[0]) for line in crosses] == [128]
 
 
 def test_differences_are_paired_and_show_the_margin() -> None:
-    records = made_up.records()
+    records = synthetic_records.records()
     figure = differences(Summary(records))
     drawn = lines(figure)
     assert "nope" not in drawn
     means = [
-        (bits(records, "sliding", "rope", n) - bits(records, "sliding", "nope", n)).mean() for n in made_up.LENGTHS
+        (bits(records, "sliding", "rope", n) - bits(records, "sliding", "nope", n)).mean()
+        for n in synthetic_records.LENGTHS
     ]
     assert list(drawn["rope"].get_ydata()) == pytest.approx(means)
     zone = next(patch for patch in figure.axes[0].patches if patch.get_label() == "margin")
@@ -90,14 +91,14 @@ def test_differences_are_paired_and_show_the_margin() -> None:
 
 @pytest.mark.parametrize("name", ["windows", "differences", "training"])
 def test_what_diverged_is_said_in_every_figure(name: str) -> None:
-    records = made_up.diverge(made_up.records(), "rope")
+    records = synthetic_records.diverge(synthetic_records.records(), "rope")
     figure = FIGURES[name](Summary(records), False)
     figure.draw_without_rendering()
     assert any("diverged at step 40" in text for text in texts(figure))
     assert "rope" not in lines(figure)
-    every = made_up.records(("nope", "rope"))
+    every = synthetic_records.records(("nope", "rope"))
     for scheme in ("nope", "rope"):
-        every = made_up.diverge(every, scheme)
+        every = synthetic_records.diverge(every, scheme)
     said = texts(FIGURES[name](Summary(every), False))
     assert any("diverged at step 40" in text for text in said)
     assert "not measured yet" not in said
@@ -106,6 +107,6 @@ def test_what_diverged_is_said_in_every_figure(name: str) -> None:
 @pytest.mark.parametrize("name", FIGURES)
 def test_no_record_and_any_first_part_of_the_records_can_be_drawn(name: str) -> None:
     assert "not measured yet" in texts(FIGURES[name](Summary([]), False))
-    records = made_up.records(("nope", "learned"))
+    records = synthetic_records.records(("nope", "learned"))
     for count in range(1, len(records), 15):
         FIGURES[name](Summary(records[:count]), False).draw_without_rendering()

@@ -18,7 +18,7 @@ from posenc_lab.compare.tasks import configured, task_of
 from posenc_lab.compare.train import batch
 from posenc_lab.kit import processes
 from posenc_lab.kit.records import read
-from tests.compare.small import small_config, untimed, write_text
+from tests.compare.tiny_comparison import small_config, untimed, write_text
 from tests.distributed.processes import in_processes
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from posenc_lab.compare import report
 from posenc_lab.compare.pictures import FIGURES
-from tests.compare import made_up
+from tests.compare import synthetic_records
 from tests.compare.test_summary import THREE, bits
 from tests.kit.pages import Page
 
@@ -26,7 +26,7 @@ def page(records: list[dict[str, Any]]) -> Page:
 
 
 def test_it_is_one_file_that_asks_for_nothing() -> None:
-    html = report.html(made_up.records(), PIXEL)
+    html = report.html(synthetic_records.records(), PIXEL)
     assert "http:" not in html
     assert "https:" not in html
     assert not re.search(r"@import|url\(", html)
@@ -37,12 +37,12 @@ def test_it_is_one_file_that_asks_for_nothing() -> None:
 
 
 def test_every_scheme_has_its_numbers() -> None:
-    records = made_up.records()
+    records = synthetic_records.records()
     parsed = page(records)
-    for scheme in made_up.SCHEMES:
+    for scheme in synthetic_records.SCHEMES:
         row = parsed.row("schemes", scheme)
-        for cell, length in zip(row[1:6], made_up.LENGTHS, strict=True):
-            if scheme == "learned" and length > made_up.TRAIN_LENGTH:
+        for cell, length in zip(row[1:6], synthetic_records.LENGTHS, strict=True):
+            if scheme == "learned" and length > synthetic_records.TRAIN_LENGTH:
                 assert cell == "undefined"
             else:
                 assert cell.startswith(f"{bits(records, 'sliding', scheme, length).mean():.3f} ")
@@ -59,8 +59,8 @@ def test_every_scheme_has_its_numbers() -> None:
 
 def test_the_best_of_every_length_are_marked_from_three_seeds_on() -> None:
     for seeds in ((0,), (0, 1)):
-        assert 'class="number best">' not in report.html(made_up.records(seeds=seeds), PIXEL)
-    records = made_up.records(seeds=THREE)
+        assert 'class="number best">' not in report.html(synthetic_records.records(seeds=seeds), PIXEL)
+    records = synthetic_records.records(seeds=THREE)
     best = re.findall(r'class="number best">([\d.]+)<', report.html(records, PIXEL))
     expected = [
         ("rope", 64),
@@ -75,7 +75,7 @@ def test_the_best_of_every_length_are_marked_from_three_seeds_on() -> None:
 
 
 def test_it_says_how_to_read_it_and_how_to_repeat_it() -> None:
-    text = " ".join(page(made_up.records()).text.split())
+    text = " ".join(page(synthetic_records.records()).text.split())
     for said in (
         "No scheme was tuned: all had one learning rate, 0.005 (positional parameters: times what the scheme's",
         "This comparison has one seed, so there are no verdicts: they need at least 3 seeds.",
@@ -93,7 +93,7 @@ def test_it_says_how_to_read_it_and_how_to_repeat_it() -> None:
 
 
 def test_a_partial_run_says_what_is_missing() -> None:
-    records = made_up.records()
+    records = synthetic_records.records()
     half = page(records[: len(records) // 2])
     assert "This comparison is not finished" in half.text
     assert "rope and alibi, seed 0: everything" in half.text
@@ -103,7 +103,7 @@ def test_a_partial_run_says_what_is_missing() -> None:
 
 
 def test_any_first_part_of_the_records_can_be_reported() -> None:
-    records = made_up.records(("nope", "learned", "rope"))
+    records = synthetic_records.records(("nope", "learned", "rope"))
     for count in range(0, len(records), 7):
         assert page(records[:count]).text
         assert report.terminal_table(records[:count]).columns
@@ -111,7 +111,7 @@ def test_any_first_part_of_the_records_can_be_reported() -> None:
 
 
 def test_write_leaves_whole_files_only(tmp_path: Path) -> None:
-    path = report.write(made_up.records(("nope", "rope")), tmp_path / "new" / "folder")
+    path = report.write(synthetic_records.records(("nope", "rope")), tmp_path / "new" / "folder")
     assert path == tmp_path / "new" / "folder" / "report.html"
     parsed = Page(path.read_text(encoding="utf-8"))
     images = {a[name] for tag, a in parsed.tags for name in ("src", "srcset") if tag in ("img", "source") and name in a}
@@ -130,11 +130,11 @@ def printed(records: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("seeds", [(0,), THREE])
 def test_the_terminal_table_fits_and_has_the_numbers(seeds: tuple[int, ...]) -> None:
-    records = made_up.records((*made_up.SCHEMES, "rope+alibi"), seeds)
+    records = synthetic_records.records((*synthetic_records.SCHEMES, "rope+alibi"), seeds)
     shown = printed(records)
     assert max(map(len, shown.splitlines())) <= 100
     assert "…" not in shown
-    for scheme in (*made_up.SCHEMES, "rope+alibi"):
+    for scheme in (*synthetic_records.SCHEMES, "rope+alibi"):
         # One line for each: nothing is folded.
         cells = next(line.split() for line in shown.splitlines() if line.split()[:1] == [scheme])
         assert len(cells) == 9
@@ -148,14 +148,14 @@ def test_the_terminal_table_fits_and_has_the_numbers(seeds: tuple[int, ...]) -> 
 
 
 def test_many_lengths_still_fit_the_terminal() -> None:
-    shown = printed(made_up.records(lengths=(32, 64, 128, 192, 256, 384, 512, 1024)))
+    shown = printed(synthetic_records.records(lengths=(32, 64, 128, 192, 256, 384, 512, 1024)))
     assert max(map(len, shown.splitlines())) <= 100
     head = next(line.split() for line in shown.splitlines() if line.split()[:1] == ["scheme"])
     assert head[4:] == ["32", "128", "384", "512", "1,024"]
 
 
 def test_what_diverged_is_said_and_no_number() -> None:
-    records = made_up.diverge(made_up.records(), "rope")
+    records = synthetic_records.diverge(synthetic_records.records(), "rope")
     parsed = page(records)
     row = parsed.row("schemes", "rope")
     assert row[0] == "rope diverged at step 40"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from posenc_lab.compare import report
 from posenc_lab.compare.summary import Estimate, Summary
 from posenc_lab.kit.statistics import holm, mean_interval, mean_of
-from tests.compare import made_up
+from tests.compare import synthetic_records
 
 THREE = (0, 1, 2)
 
@@ -23,10 +23,10 @@ def bits(records: list[dict[str, Any]], kind: str, scheme: str, length: int) -> 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 3, 5)])
 def test_means_and_differences_are_those_of_the_windows(seeds: tuple[int, ...]) -> None:
-    records = made_up.records(seeds=seeds)
+    records = synthetic_records.records(seeds=seeds)
     summary = Summary(records)
     mine, its = (bits(records, "sliding", scheme, 512) for scheme in ("alibi", "nope"))
-    assert mine.shape == (len(seeds), made_up.WINDOWS)
+    assert mine.shape == (len(seeds), synthetic_records.WINDOWS)
 
     estimate = summary.bits("sliding", "alibi", 512)
     assert estimate is not None
@@ -42,7 +42,7 @@ def test_means_and_differences_are_those_of_the_windows(seeds: tuple[int, ...]) 
 
 
 def test_differences_use_the_seeds_that_both_have() -> None:
-    records = [r for r in made_up.records(seeds=(0, 1)) if (r["scheme"], r["seed"]) != ("nope", 1)]
+    records = [r for r in synthetic_records.records(seeds=(0, 1)) if (r["scheme"], r["seed"]) != ("nope", 1)]
     difference = Summary(records).difference("sliding", "rope", "nope", 128)
     assert difference is not None
     assert difference.seeds == 1
@@ -51,7 +51,7 @@ def test_differences_use_the_seeds_that_both_have() -> None:
 
 
 def test_a_loss_that_is_no_number_stays_one_and_wins_nothing() -> None:
-    records = made_up.records(seeds=THREE)
+    records = synthetic_records.records(seeds=THREE)
     for record in records:
         if record["scheme"] == "alibi" and record.get("length") == 1024 and record["kind"] == "sliding":
             record["bits"] = [None, *record["bits"][1:]]
@@ -73,7 +73,7 @@ def test_what_is_missing_is_named() -> None:
             return kind != "by_position" and not (kind == "sliding" and length in (512, 1024))
         return kind != "speed"
 
-    missing = Summary([r for r in made_up.records() if kept(r)]).missing()
+    missing = Summary([r for r in synthetic_records.records() if kept(r)]).missing()
     assert missing == [
         "nope, learned and sinusoidal, seed 0: the step time",
         "rope, seed 0: sliding windows at 512 and 1,024 bytes; loss by position",
@@ -82,7 +82,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_step_times_that_were_not_asked_for_are_not_missing() -> None:
-    records = [r for r in made_up.records() if r["kind"] != "speed"]
+    records = [r for r in synthetic_records.records() if r["kind"] != "speed"]
     assert len(Summary(records).missing()) == 1
     untimed = [{**r, "configuration": {**r["configuration"], "timed": False}} for r in records]
     assert Summary(untimed).missing() == []
@@ -90,22 +90,22 @@ def test_step_times_that_were_not_asked_for_are_not_missing() -> None:
 
 def test_below_three_seeds_there_is_no_verdict() -> None:
     for seeds in ((0,), (0, 1)):
-        summary = Summary(made_up.records(seeds=seeds))
+        summary = Summary(synthetic_records.records(seeds=seeds))
         gap = summary.difference("sliding", "sinusoidal", "nope", 1024)
         assert gap is not None
         assert gap.low > 1
         assert summary.verdict(gap) == ""
         assert summary.best("sliding", 1024) == ()
-        assert summary.few_seeds() == made_up.SCHEMES
+        assert summary.few_seeds() == synthetic_records.SCHEMES
     assert summary.verdict(Estimate(math.nan, math.nan, math.nan, windows=9, seeds=3)) == "not finite"
 
 
 def test_the_best_are_those_that_holms_tests_do_not_part() -> None:
     """Recomputed straight from the records."""
-    records = made_up.records(seeds=THREE)
+    records = synthetic_records.records(seeds=THREE)
     summary = Summary(records)
-    for length in made_up.LENGTHS:
-        schemes = [s for s in made_up.SCHEMES if s != "learned" or length <= made_up.TRAIN_LENGTH]
+    for length in synthetic_records.LENGTHS:
+        schemes = [s for s in synthetic_records.SCHEMES if s != "learned" or length <= synthetic_records.TRAIN_LENGTH]
         pairs = [(a, b) for i, a in enumerate(schemes) for b in schemes[i + 1 :]]
         gaps = [bits(records, "sliding", a, length) - bits(records, "sliding", b, length) for a, b in pairs]
         shown = holm([mean_of(gap).p_value() for gap in gaps])
@@ -118,7 +118,7 @@ def test_the_best_are_those_that_holms_tests_do_not_part() -> None:
 
 
 def test_schemes_with_too_few_seeds_are_neither_the_best_nor_worse() -> None:
-    records = [r for r in made_up.records(seeds=THREE) if (r["scheme"], r["seed"]) != ("alibi", 2)]
+    records = [r for r in synthetic_records.records(seeds=THREE) if (r["scheme"], r["seed"]) != ("alibi", 2)]
     summary = Summary(records)
     assert summary.few_seeds() == ("alibi",)
     assert summary.best("sliding", 1024) == ("nope",)
@@ -129,7 +129,7 @@ def test_schemes_with_too_few_seeds_are_neither_the_best_nor_worse() -> None:
 
 
 def test_a_seed_that_diverged_is_said_and_the_others_count() -> None:
-    records = made_up.diverge(made_up.records(seeds=(0, 1)), "alibi", seed=1)
+    records = synthetic_records.diverge(synthetic_records.records(seeds=(0, 1)), "alibi", seed=1)
     summary = Summary(records)
     assert summary.diverged("alibi") == "diverged at step 40 with seed 1"
     assert summary.diverged("rope") == ""
@@ -144,7 +144,7 @@ def test_a_seed_that_diverged_is_said_and_the_others_count() -> None:
 
 
 def test_observations_follow_the_numbers() -> None:
-    records = made_up.records(seeds=THREE)
+    records = synthetic_records.records(seeds=THREE)
     mean = {s: bits(records, "sliding", s, 1024).mean() for s in ("nope", "sinusoidal", "rope", "alibi")}
     tuning, trained, past, context = report.observed(Summary(records))
     assert tuning.startswith("No scheme was tuned: ")
@@ -159,7 +159,7 @@ def test_observations_follow_the_numbers() -> None:
 
 
 def test_context_that_changes_nothing_is_said_to() -> None:
-    records = made_up.records(("nope", "alibi"), seeds=THREE)
+    records = synthetic_records.records(("nope", "alibi"), seeds=THREE)
     kept = {r["seed"]: r["bits"] for r in records if (r["scheme"], r["kind"]) == ("alibi", "truncated")}
     rng = np.random.default_rng(0)
     for record in records:

@@ -14,7 +14,7 @@ from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.tasks import TASKS, complete, configured, task_of
 from posenc_lab.compare.train import batch, optimizer_for, step_of
 from posenc_lab.kit.configuration import fingerprint
-from tests.compare.small import write_text
+from tests.compare.tiny_comparison import write_text
 from tests.rows import with_more
 
 TINY: dict[str, Any] = {"layers": 1, "dim": 16, "heads": 2, "batch_size": 4, "windows": 8, "steps": 2}

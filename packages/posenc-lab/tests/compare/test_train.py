@@ -8,7 +8,7 @@ from posenc_lab.compare import data
 from posenc_lab.compare.checkpoint import CheckpointError
 from posenc_lab.compare.compare import build_model
 from posenc_lab.compare.train import batch, share_of_rate, train
-from tests.compare.small import SCHEMES, small_config, write_text
+from tests.compare.tiny_comparison import SCHEMES, small_config, write_text
 
 
 def test_every_scheme_begins_with_the_same_weights_and_sees_the_same_batches(tmp_path: Path) -> None:

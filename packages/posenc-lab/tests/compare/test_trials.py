@@ -8,7 +8,7 @@ import pytest
 from posenc_lab.compare import report
 from posenc_lab.compare.pictures import FIGURES
 from posenc_lab.compare.summary import Summary
-from tests.compare import made_up
+from tests.compare import synthetic_records
 from tests.compare.test_summary import THREE
 from tests.kit.pages import Page
 
@@ -18,7 +18,7 @@ BITS = {"nope": (2.9, 2.8, 2.7, 2.72, None), "rope": (2.5, 2.4, 2.45, 2.6, 2.7)}
 
 def tuned(*schemes: str) -> list[dict[str, Any]]:
     """A comparison of nope and rope, some of them tuned."""
-    made = made_up.records(("nope", "rope"), THREE)
+    made = synthetic_records.records(("nope", "rope"), THREE)
     about = {name: made[0][name] for name in ("fingerprint", "configuration", "text", "versions", "machine", "time")}
     for record in made:
         if record["kind"] == "training":

@@ -24,8 +24,8 @@ from posenc_lab.compare.train import optimizer_for
 from posenc_lab.compare.tuning import chosen, losses, trials
 from posenc_lab.kit.configuration import ConfigError
 from posenc_lab.kit.records import Record, key
-from tests.compare.small import small_config, untimed, write_text
 from tests.compare.test_compare import Interrupting
+from tests.compare.tiny_comparison import small_config, untimed, write_text
 
 TUNED: dict[str, Any] = {"tune": True, "tune_rates": (0.01, 0.001), "tune_multipliers": (1.0, 10.0), "steps": 3}
 

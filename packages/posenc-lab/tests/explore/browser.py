@@ -18,7 +18,7 @@ import posenc
 from posenc_lab.explore.content import content
 from posenc_lab.explore.page import STATIC
 from posenc_lab.explore.show import seen
-from tests.compare import made_up
+from tests.compare import synthetic_records
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, ViewportSize
@@ -49,7 +49,7 @@ def executable() -> str | None:
 def sample_content() -> dict[str, Any]:
     """What pages are tested with: a scheme as `posenc_lab.show` has it, and the records of a made-up comparison."""
     with tempfile.TemporaryDirectory() as folder:
-        text = "".join(json.dumps(record) + "\n" for record in made_up.records(seeds=(0, 1)))
+        text = "".join(json.dumps(record) + "\n" for record in synthetic_records.records(seeds=(0, 1)))
         (Path(folder) / "records.jsonl").write_text(text)
         found = content(records=[Path(folder)])
     found["records"][0]["name"] = "runs/made-up"

@@ -14,7 +14,7 @@ from posenc_lab.explore import catalog as explorer
 from posenc_lab.explore import data
 from posenc_lab.laws.laws import LAWS, QUESTIONS
 from posenc_lab.laws.probe import SHAPE
-from tests.laws.audited import audited
+from tests.laws.audits import audit_of
 
 ROOT = Path(__file__).parents[4]
 ENTRIES = pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
@@ -87,7 +87,7 @@ def test_the_measured_laws_are_of_every_scheme_and_agree_with_the_claims() -> No
 
 @pytest.mark.parametrize("name", ["rope", "alibi"])
 def test_laws_measured_anew_are_as_they_were(name: str) -> None:
-    kept, anew = data.laws()[name], data.shown(audited(name))
+    kept, anew = data.laws()[name], data.shown(audit_of(name))
     assert {law: said["holds"] for law, said in anew.items()} == {law: said["holds"] for law, said in kept.items()}
 
 

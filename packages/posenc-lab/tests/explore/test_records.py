@@ -13,7 +13,7 @@ from posenc_lab.explore.content import content
 from posenc_lab.explore.records import measures, summary
 from posenc_lab.extend.summary import Summary as Extended
 from posenc_lab.kit.records import read
-from tests.compare import made_up
+from tests.compare import synthetic_records
 
 
 def written(folder: Path, records: list[dict[str, Any]]) -> Path:
@@ -46,11 +46,11 @@ def extension() -> list[dict[str, Any]]:
 
 
 def test_curves_are_those_of_the_report(tmp_path: Path) -> None:
-    folder = written(tmp_path / "run", made_up.records(seeds=(0, 1)))
+    folder = written(tmp_path / "run", synthetic_records.records(seeds=(0, 1)))
     found, report = summary(folder), Compared(read(folder))
     sliding = found["measures"][0]
-    assert (sliding["kind"], found["trained"]) == ("sliding", made_up.TRAIN_LENGTH)
-    assert (found["seeds"], found["steps"]) == (dict.fromkeys(made_up.SCHEMES, 2), 400)
+    assert (sliding["kind"], found["trained"]) == ("sliding", synthetic_records.TRAIN_LENGTH)
+    assert (found["seeds"], found["steps"]) == (dict.fromkeys(synthetic_records.SCHEMES, 2), 400)
     assert found["source"].startswith("poems: 1,234,567 bytes")
     for scheme in report.schemes:
         for length, point in zip(sliding["lengths"], sliding["curves"][scheme], strict=True):
@@ -74,7 +74,7 @@ def test_an_extension_has_the_cropped_text_beside_it(tmp_path: Path) -> None:
 
 
 def test_what_ships_has_the_form_of_a_summary_and_is_small(tmp_path: Path) -> None:
-    form = summary(written(tmp_path / "run", made_up.records(seeds=(0, 1)))).keys()
+    form = summary(written(tmp_path / "run", synthetic_records.records(seeds=(0, 1)))).keys()
     shipped = data.records()
     assert len({each["name"] for each in shipped}) == len(shipped)
     for each in shipped:

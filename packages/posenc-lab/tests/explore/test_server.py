@@ -15,7 +15,7 @@ import posenc
 import posenc_lab
 from posenc_lab.explore import server
 from posenc_lab.explore.records import measures
-from tests.compare import made_up
+from tests.compare import synthetic_records
 
 
 def ask(address: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
@@ -134,9 +134,9 @@ def test_the_server_holds_few_bodies_at_once(address: str, monkeypatch: pytest.M
 
 
 def test_the_server_reads_records_that_are_dropped(address: str) -> None:
-    text = "".join(json.dumps(record) + "\n" for record in made_up.records())
+    text = "".join(json.dumps(record) + "\n" for record in synthetic_records.records())
     status, said = ask(address, "records", {"name": "mine.jsonl", "text": text})
-    assert (status, said["name"], said["schemes"]) == (200, "mine.jsonl", list(made_up.SCHEMES))
+    assert (status, said["name"], said["schemes"]) == (200, "mine.jsonl", list(synthetic_records.SCHEMES))
     assert said["task"] in measures()
 
 

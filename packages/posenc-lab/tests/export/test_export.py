@@ -11,8 +11,8 @@ import pytest
 
 from posenc.command.cli import main
 from posenc_lab.export.table import FIRST, columns, load, rows
-from tests.bench import made_up as of_bench
-from tests.compare import made_up
+from tests.bench import synthetic_records as of_bench
+from tests.compare import synthetic_records
 
 ABOUT = {"fingerprint": "f", "time": "2026-11-26T00:00:00+00:00", "configuration": {"steps": 6, "seeds": [0, 1]}}
 
@@ -86,7 +86,7 @@ def test_records_are_found_in_folders_and_grids(tmp_path: Path) -> None:
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     """Records of a comparison of two schemes with two seeds, of which one loss was not finite, and a benchmark."""
-    records = made_up.records(("nope", "rope"), (0, 1))
+    records = synthetic_records.records(("nope", "rope"), (0, 1))
     broken = next(each for each in records if each["kind"] == "windows")
     broken["bits"][0] = None
     prices = [{"fingerprint": "b", **each} for each in of_bench.prices()]

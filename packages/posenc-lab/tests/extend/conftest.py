@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from posenc_lab.extend.settings import Extension
-from tests.extend.small import checkpoint, texts
+from tests.extend.tiny_checkpoint import checkpoint, texts
 
 
 @pytest.fixture(scope="module")

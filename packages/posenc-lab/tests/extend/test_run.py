@@ -16,7 +16,7 @@ from posenc_lab.extend.settings import Extension
 from posenc_lab.extend.summary import Summary
 from posenc_lab.extend.text import Tokens
 from posenc_lab.kit.records import read
-from tests.extend.small import checkpoint
+from tests.extend.tiny_checkpoint import checkpoint
 
 CPU = torch.device("cpu")
 

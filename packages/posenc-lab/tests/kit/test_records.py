@@ -8,7 +8,7 @@ import pytest
 
 from posenc_lab.compare.summary import check
 from posenc_lab.kit.records import FILE, Records, read
-from tests.compare.small import fill_disk
+from tests.compare.tiny_comparison import fill_disk
 
 ABOUT: dict[str, Any] = {"fingerprint": "f", "configuration": {}, "text": {}, "versions": {}, "machine": {}}
 RECORD = {"kind": "windows", "scheme": "rope", "seed": 0, "length": 64, "bits": [1.5, None], "tokens": 64, **ABOUT}

@@ -24,7 +24,7 @@ from posenc_lab.laws.laws import (
 )
 from posenc_lab.laws.probe import SHAPE, Finding, Probe
 from posenc_lab.laws.table import audit
-from tests.laws.audited import audited
+from tests.laws.audits import audit_of
 from tests.oracles import rope as rope_oracle
 from tests.rounding import of_sums
 from tests.rows import first_of
@@ -42,7 +42,7 @@ AUDITED = [
 
 
 def found(law: str, names: str) -> Finding:
-    return audited(names).findings[law]
+    return audit_of(names).findings[law]
 
 
 def measured(law: str, build: Callable[[Shape], Scheme], shape: Shape = SHAPE) -> Finding:

@@ -14,14 +14,14 @@ from posenc_lab.laws import table as tables
 from posenc_lab.laws.command import add_parser
 from posenc_lab.laws.laws import LAWS, QUESTIONS
 from posenc_lab.laws.table import TABLES, Audit, as_json, text_tables
-from tests.laws.audited import audited
+from tests.laws.audits import audit_of
 
 ALL = tuple(entry.name for entry in posenc.catalog())
 FEW = ("learned", "rope", "alibi", "shaw", "relative_2d")  # an audit takes long
 
 
 def audits(names: tuple[str, ...] = FEW) -> tuple[Audit, ...]:
-    return tuple(map(audited, names))
+    return tuple(map(audit_of, names))
 
 
 def printed(names: tuple[str, ...] = FEW, width: int = 120) -> str:
@@ -65,7 +65,7 @@ def test_json_holds_every_finding_and_is_json() -> None:
 
 
 def test_a_false_claim_and_an_untold_law_are_disagreements() -> None:
-    one = audited("nope")
+    one = audit_of("nope")
     assert one.claims is not None
     wrong = replace(one, claims=one.claims ^ {"unique", "relative"})
     assert set(wrong.disagreements) == {"unique", "relative"}
@@ -95,7 +95,7 @@ def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFix
 def test_the_command_fails_where_the_catalog_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = audited("nope")
+    one = audit_of("nope")
     assert one.claims is not None
     wrong = replace(one, claims=one.claims ^ {"unique", "relative"})
     monkeypatch.setattr(tables, "audit_all", lambda names: (wrong,))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.schemes.catalog import CATALOG
-from tests.authors.compared import entries, errors
+from tests.authors.comparison import entries, errors
 
 PAGE = Path(__file__).parents[4] / "docs" / "authors.md"
 BEGIN, END = "<!-- made by python -m tests.authors -->", "<!-- end -->"

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.authors import __main__ as page
-from tests.authors import compared
+from tests.authors import comparison
 from tests.rounding import of_angles, of_sums
 
-ENTRIES = compared.entries()
+ENTRIES = comparison.entries()
 DTYPES = {"double": torch.float64, "single": torch.float32}
 
 
@@ -24,13 +24,13 @@ def test_the_numbers_are_those_of_the_authors_code(name: str) -> None:
     """As exact as that code: sums of up to 512 numbers, and angles of one radian per position."""
     entry = ENTRIES[name]
     dtype = DTYPES[entry["precision"]]
-    for case, error in zip(entry["cases"], compared.errors(name, entry), strict=True):
+    for case, error in zip(entry["cases"], comparison.errors(name, entry), strict=True):
         size = max(1.0, error.largest)
         assert error.worst <= of_sums(dtype, 512, size) + of_angles(dtype, furthest(case["given"]), size), case["given"]
 
 
 def test_each_entry_has_its_function_and_origin() -> None:
-    assert compared.known() | {"leaky_re_rope"} == set(ENTRIES)
+    assert comparison.known() | {"leaky_re_rope"} == set(ENTRIES)
     for entry in ENTRIES.values():
         assert re.fullmatch(r"[0-9a-f]{40}", entry["commit"])
         assert all(case["numbers"] for case in entry["cases"])
@@ -50,4 +50,4 @@ def test_other_numbers_are_noticed() -> None:
     """A base that is not the case's."""
     entry = ENTRIES["gpt_neox"]
     cases = [{**case, "given": {**case["given"], "base": 9_000.0}} for case in entry["cases"]]
-    assert min(error.worst for error in compared.errors("gpt_neox", {**entry, "cases": cases})) > 1e-3
+    assert min(error.worst for error in comparison.errors("gpt_neox", {**entry, "cases": cases})) > 1e-3

@@ -26,7 +26,7 @@ from torch import Tensor
 import posenc
 from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
 from posenc.backends.triton import backend, operator
-from tests.awkward import clocked
+from tests.user_schemes import clocked
 
 STORED = Path(__file__).parents[4] / "research" / "benchmarks" / "results" / "kernels.json"
 TOKENS = 4096

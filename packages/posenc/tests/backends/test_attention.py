@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import AbsoluteInAttention, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw
-from tests.awkward import TrialCoPE
+from tests.user_schemes import TrialCoPE
 
 BACKENDS = ["reference", "sdpa"]
 HEADS, HEAD_DIM, VALUE_DIM = 12, 6, 5

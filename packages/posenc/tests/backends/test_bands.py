@@ -14,9 +14,9 @@ from posenc.backends.call import Call
 from posenc.backends.request import Options, Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.rotation import Band, Rotation
-from tests import awkward
-from tests.backends.counting import READING, operations
-from tests.backends.grounds import PLACES
+from tests import user_schemes
+from tests.backends.operation_counts import READING, operations
+from tests.backends.parity_cases import PLACES
 from tests.rows import in_one_test
 
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 4, 2, 6, 150
@@ -151,7 +151,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: ReRoPE(HEAD_DIM)(Positions.arange(3), dtype=torch.float64).rotate_key(drawn(3, 3)[1]), NO_SINGLE_ROTATION),
     (lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).rotate(drawn(3, 3)[0], drawn(3, 3)[1]), NO_SINGLE_ROTATION),
     (lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).cos_sin(), NO_SINGLE_ROTATION),
-    (lambda: (ReRoPE(HEAD_DIM) + awkward.TrialCoPE(6, HEAD_DIM))(Positions.arange(3)), WHOLE_ROWS),
+    (lambda: (ReRoPE(HEAD_DIM) + user_schemes.TrialCoPE(6, HEAD_DIM))(Positions.arange(3)), WHOLE_ROWS),
     (
         lambda: ReRoPE(HEAD_DIM) + RoPE(HEAD_DIM),
         "ReRoPE and RoPE rotate the same channels, so every token would be rotated twice: use one of them, or ",

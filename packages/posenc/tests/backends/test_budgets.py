@@ -13,7 +13,18 @@ import posenc
 from posenc import Positions
 from posenc.positions.tiles import Visibility, visible
 from posenc.schemes.catalog import CATALOG, Shape
-from tests.backends.grounds import FAST, KINDS, VALUES, Case, bound, case, coarse, projection, refuses, with_features
+from tests.backends.parity_cases import (
+    FAST,
+    KINDS,
+    VALUES,
+    Case,
+    bound,
+    case,
+    coarse,
+    projection,
+    refuses,
+    with_features,
+)
 from tests.rows import with_more
 
 HALF = tuple(backend for backend in FAST if backend != "native")  # which has no half precision

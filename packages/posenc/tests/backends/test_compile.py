@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc import T5, Positions, RoPE, Scheme, attention
 from posenc.schemes.catalog import CATALOG
-from tests.backends.grounds import Case, Model, case
+from tests.backends.parity_cases import Case, Model, case
 from tests.rounding import of_sums
 from tests.rows import with_more
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.backends.grounds import Case, Model, case, refuses
+from tests.backends.parity_cases import Case, Model, case, refuses
 from tests.rounding import of_sums
 
 pytestmark = [pytest.mark.slow, pytest.mark.more]

@@ -19,8 +19,7 @@ from posenc.backends.reference import REFERENCE
 from posenc.backends.request import Options, Request
 from posenc.positions.tiles import Visibility, visible
 from posenc.schemes.catalog import Shape
-from tests.awkward import TrialCoPE, interpolated
-from tests.backends.grounds import (
+from tests.backends.parity_cases import (
     ATTENDING,
     BANDED,
     KINDS,
@@ -36,6 +35,7 @@ from tests.backends.grounds import (
     with_gradients,
 )
 from tests.rows import with_more
+from tests.user_schemes import TrialCoPE, interpolated
 
 HEADS, HEAD_DIM, TOKENS = 4, 16, 45
 LEARNED_MAPS = {"swin_v2", "tupe"}  # what they learn goes into the query

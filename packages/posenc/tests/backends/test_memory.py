@@ -9,7 +9,7 @@ from torch import Tensor
 import posenc
 from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.command.memory import peak_bytes
-from tests.backends.grounds import LINEAR, Case, case, refuses
+from tests.backends.parity_cases import LINEAR, Case, case, refuses
 from tests.rows import with_more
 
 TOKENS = 2048

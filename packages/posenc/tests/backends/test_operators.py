@@ -11,7 +11,7 @@ from torch._library.custom_ops import CustomOpDef
 import posenc
 from posenc import T5, ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL, compat
 from posenc.backends.native import operator as native
-from tests.awkward import disentangled
+from tests.user_schemes import disentangled
 
 HEADS, HEAD_DIM, TOKENS = 4, 16, 150
 SCHEMES: dict[str, Callable[[], Scheme]] = {

@@ -14,8 +14,8 @@ from torch import Tensor
 import posenc
 from posenc import ALiBi, Positions, Softcap
 from posenc.positions.positions import PADDING
-from tests.backends.grounds import FAST
-from tests.hard.strategies import law
+from tests.backends.parity_cases import FAST
+from tests.property.strategies import law
 from tests.rounding import of_sums
 
 HEADS, WIDTH = 2, 8

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.backends.grounds import (
+from tests.backends.parity_cases import (
     ATTENDING,
     FAST,
     HEADS,

@@ -16,8 +16,8 @@ from torch import Tensor
 from posenc import Positions, RoPE
 from posenc.rotation import phases
 from posenc.rotation.phases import PairLayout, PairRotation
-from tests.backends.counting import operations
-from tests.backends.grounds import ATTENDING, case, encoded, with_gradients
+from tests.backends.operation_counts import operations
+from tests.backends.parity_cases import ATTENDING, case, encoded, with_gradients
 from tests.backends.test_triton import INTERPRETED, ON
 
 LAYOUTS: tuple[PairLayout, ...] = ("half", "interleaved")

@@ -16,9 +16,9 @@ from posenc.encoding.pieces import Bias, CumulativeBias, Distance
 from posenc.models import ForwardPass, KVCache
 from posenc.models.cache import NORMS
 from posenc.scheme import Scheme
-from tests.awkward import Pieces
 from tests.rounding import of_sums
 from tests.rows import every_second, with_more
+from tests.user_schemes import Pieces
 
 HEADS = 4
 

@@ -23,7 +23,7 @@ from posenc import T5, ALiBi, Positions, Shaw
 from posenc.backends.triton import backend as of_triton
 from posenc.backends.triton import operator, tasks
 from posenc.schemes.catalog import Shape
-from tests.backends.grounds import KINDS, PLACES, WAYS, Case, case, coarse, refuses, same, with_gradients
+from tests.backends.parity_cases import KINDS, PLACES, WAYS, Case, case, coarse, refuses, same, with_gradients
 from tests.rows import with_more
 
 FILE = Path(__file__)

@@ -16,10 +16,10 @@ from posenc.backends.request import Options, Request
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import ANY, tasks_of
 from posenc.positions.tiles import Tiling, Visibility
-from tests.awkward import disentangled, interpolated, softcap
 from tests.backends import ceilings
-from tests.backends.grounds import ATTENDING, BANDED, BY_LAYERS, KINDS, PLACES, built, shape_of, takes
+from tests.backends.parity_cases import ATTENDING, BANDED, BY_LAYERS, KINDS, PLACES, built, shape_of, takes
 from tests.backends.test_triton import INTERPRETED
+from tests.user_schemes import disentangled, interpolated, softcap
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the kernels are interpreted in this process")
 

@@ -19,9 +19,8 @@ from posenc import FIRE, ALiBi, Positions, Scheme, Shaw
 from posenc.backends import choose
 from posenc.backends.request import Options, Request
 from posenc.backends.triton import backend, operator
-from tests.awkward import clocked, learned_slope
-from tests.backends import ceilings, grounds
-from tests.backends.grounds import (
+from tests.backends import ceilings, parity_cases
+from tests.backends.parity_cases import (
     ATTENDING,
     BANDED,
     BY_LAYERS,
@@ -36,6 +35,7 @@ from tests.backends.grounds import (
 )
 from tests.backends.test_triton import INTERPRETED, U, check_as_exact_as_the_reference, on
 from tests.backends.test_triton_ahead import Elsewhere
+from tests.user_schemes import clocked, learned_slope
 
 __all__ = ["on"]  # a fixture
 
@@ -58,8 +58,8 @@ ENDS: dict[str, Callable[[int], tuple[Positions, Positions]]] = {
     "rows of several lengths": lambda n: last(padded("lnia", n), 3),
     "rows that end earlier": lambda n: last(padded("lrn", n), 2),
     "documents": lambda n: last(packed(n), 16),
-    "a gap": lambda n: last(grounds.with_a_gap(n), 4),
-    "a prefix": lambda n: last(grounds.prefixed(n), 2),
+    "a gap": lambda n: last(parity_cases.with_a_gap(n), 4),
+    "a prefix": lambda n: last(parity_cases.prefixed(n), 2),
 }
 SCHEMES = ["nope", "fire"]
 SCHEMES += [
@@ -84,7 +84,7 @@ CASES = [
 def test_every_scheme_that_it_takes(
     name: str, place: str, way: str, on: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(grounds.PLACES, "the end", Place(ENDS[place]))
+    monkeypatch.setitem(parity_cases.PLACES, "the end", Place(ENDS[place]))
     check_as_exact_as_the_reference(case(name, "the end", TOKENS, way, heads=6, kv_heads=2), on, False)
 
 
@@ -105,7 +105,7 @@ SHAPES = [  # scheme, heads, heads of the keys, queries
 def test_heads_that_share_keys(
     name: str, heads: int, kv_heads: int, queries: int, on: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(grounds.PLACES, "the end", Place(lambda n: last(padded("ln", n), queries)))
+    monkeypatch.setitem(parity_cases.PLACES, "the end", Place(lambda n: last(padded("ln", n), queries)))
     check_as_exact_as_the_reference(case(name, "the end", 37, "causal", heads=heads, kv_heads=kv_heads), on, False)
 
 

@@ -17,7 +17,7 @@ from posenc.backends.request import Request
 from posenc.backends.triton import backend, operator, tasks
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
-from tests.awkward import Pieces
+from tests.user_schemes import Pieces
 
 # --- precision of products --------------------------------------------------------------------------------------------
 

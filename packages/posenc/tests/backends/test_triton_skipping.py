@@ -17,8 +17,8 @@ from posenc.backends import choose
 from posenc.backends.triton import backend, tasks
 from posenc.backends.triton.tasks import SPAN
 from posenc.encoding.pieces import Bias, CumulativeBias, Distance
-from tests.awkward import Pieces
 from tests.backends.test_triton import ON
+from tests.user_schemes import Pieces
 
 # The backward kernels mask weights, not scores, so those of masked pairs may be infinite before.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")

@@ -1,4 +1,4 @@
-"""The awkward schemes one number at a time. Imports nothing of posenc.
+"""The custom schemes one number at a time. Imports nothing of posenc.
 
 Every oracle takes the numbers of a call by name (queries, keys, values and features as (batch, heads, tokens[, width]),
 parameters as the scheme holds them, all as nested lists), where queries and keys are, and whether attention is causal.

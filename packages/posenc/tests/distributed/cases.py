@@ -17,7 +17,7 @@ from posenc.distributed import Sharding, attention
 from posenc.encoding.context import projected_at_random
 from posenc.positions.positions import PADDING
 from posenc.schemes.catalog import Shape
-from tests.backends.grounds import KINDS
+from tests.backends.parity_cases import KINDS
 
 BATCH, HEADS, HEAD_DIM, TOKENS = 2, 6, 12, 37
 PADS = torch.nan, torch.inf, torch.nan

@@ -29,8 +29,8 @@ from posenc import (
 )
 from posenc.distributed import ShardedCache, Sharding, attention, explain, sharded
 from posenc.models import Decoder, ForwardPass, KVCache
-from tests.distributed.counting import counted, counts
-from tests.distributed.far import made_tables
+from tests.distributed.horizons import made_tables
+from tests.distributed.message_counts import counted, counts
 from tests.distributed.processes import told
 from tests.rounding import of_sums
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed import cases, decoding, far, models
+from tests.distributed import cases, decoding, horizons, models
 from tests.distributed.processes import in_processes
 
 pytestmark = pytest.mark.skipif(
@@ -76,7 +76,7 @@ def test_what_nobody_attends_to_is_not_sent(tmp_path: Path) -> None:
 @pytest.mark.more
 def test_heads_that_see_near_keys_alone_send_no_others(world: int, on_a_mesh: bool, tmp_path: Path) -> None:
     """By horizons of ALiBi and of learned slopes: bytes counted, numbers and gradients as without them."""
-    for wrong in in_processes(world, tmp_path, far.run, on_a_mesh):
+    for wrong in in_processes(world, tmp_path, horizons.run, on_a_mesh):
         assert not wrong, "\n".join(wrong)
 
 

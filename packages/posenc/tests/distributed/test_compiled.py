@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed import compiled
+from tests.distributed import compiled_models
 from tests.distributed.processes import in_processes
 
 pytestmark = pytest.mark.skipif(
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize(
     "cases",
     [
-        pytest.param(compiled.SOME, marks=pytest.mark.more),
+        pytest.param(compiled_models.SOME, marks=pytest.mark.more),
         *(
             pytest.param((case,), marks=pytest.mark.survey, id="-".join(case).replace(" ", "_"))
-            for case in compiled.MORE
+            for case in compiled_models.MORE
         ),
     ],
 )
-def test_compiled_models_are_those_on_one_process(cases: tuple[compiled.Case, ...], tmp_path: Path) -> None:
-    for wrong in in_processes(2, tmp_path, compiled.run, cases):
+def test_compiled_models_are_those_on_one_process(cases: tuple[compiled_models.Case, ...], tmp_path: Path) -> None:
+    for wrong in in_processes(2, tmp_path, compiled_models.run, cases):
         assert not wrong, "\n".join(wrong)

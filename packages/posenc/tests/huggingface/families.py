@@ -22,7 +22,7 @@ from posenc.huggingface.families import READERS
 from posenc.huggingface.reading import POSITIONAL, Keys
 from posenc.huggingface.variants import OffsetLearned
 from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS
-from tests.huggingface.tiny import compared, config_of
+from tests.huggingface.tiny_models import compared, config_of
 
 RECORD = Path(__file__).with_name("families.json")
 PAGE = Path(__file__).parents[4] / "docs" / "huggingface.md"

@@ -27,7 +27,7 @@ from posenc.huggingface import adapters, layer_positions, masks
 from posenc.huggingface import attention as module
 from posenc.huggingface.adapters import ADAPTERS, BOUND
 from tests.huggingface.configs import ADAPTED, DECODERS, ENCODERS, SMALL
-from tests.huggingface.tiny import small_config
+from tests.huggingface.tiny_models import small_config
 
 transformers.logging.set_verbosity_error()
 GENERATE = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}

@@ -18,7 +18,7 @@ from posenc.huggingface.families import READERS
 from posenc.schedule import Schedule
 from tests.huggingface.configs import ALIKE, FAMILIES, IMAGE, OTHERS, SIZES
 from tests.huggingface.families import HOW, PAGE, RECORD, compare, described, outputs, page, written
-from tests.huggingface.tiny import config_of, disagreements, model_of, run
+from tests.huggingface.tiny_models import config_of, disagreements, model_of, run
 from tests.rounding import of_angles, of_sums
 
 SPECIAL = {"deepseek_v2", "exaone4", "gemma3n_text", "hunyuan_v1_dense", "qwen3_5_text"}

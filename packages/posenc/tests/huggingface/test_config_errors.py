@@ -19,7 +19,7 @@ from posenc.huggingface.reading import Keys
 from posenc.rotation.scalings import YaRN
 from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, SIZES, YARN
 from tests.huggingface.test_config import also
-from tests.huggingface.tiny import config_of, disagreements
+from tests.huggingface.tiny_models import config_of, disagreements
 
 INERT: dict[str, set[str]] = {
     **{name: {"use_sliding_window"} for name in ("qwen2", "qwen2_moe", "qwen2_vl_text", "qwen2_5_vl_text", "smollm3")},

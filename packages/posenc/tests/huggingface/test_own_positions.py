@@ -19,7 +19,7 @@ from posenc.huggingface.replace_positions import TABLES
 from tests.huggingface.configs import ALIKE, ENCODER, FAMILIES
 from tests.huggingface.test_attention import IDS, TERMS, moved, output
 from tests.huggingface.test_patching import refused, same, state
-from tests.huggingface.tiny import config_of
+from tests.huggingface.tiny_models import config_of
 from tests.rounding import of_sums
 from tests.rows import with_more
 

@@ -19,7 +19,7 @@ from posenc.huggingface import adapt, patch, scheme_from_config
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
 from tests.huggingface.configs import ADAPTED, DECODERS, ENCODER
 from tests.huggingface.test_attention import DOCUMENTS, GENERATE, IDS, IMAGE, TERMS, built, moved, output, with_axes
-from tests.huggingface.tiny import config_of
+from tests.huggingface.tiny_models import config_of
 from tests.rounding import of_angles, of_sums
 
 ROTATING = [name for name in DECODERS if name != "gpt2"]

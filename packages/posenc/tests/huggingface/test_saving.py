@@ -22,7 +22,7 @@ from posenc.huggingface.adapters import is_adapted
 from tests.huggingface.configs import ENCODER
 from tests.huggingface.test_attention import IDS, built, output
 from tests.huggingface.test_patching import same, state
-from tests.huggingface.tiny import config_of
+from tests.huggingface.tiny_models import config_of
 from tests.rounding import of_angles
 
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from posenc import Positions
 from posenc.models import Decoder
 from posenc.schemes.catalog import Shape
-from tests.backends.grounds import KINDS
+from tests.backends.parity_cases import KINDS
 from tests.rounding import of_sums
 
 NAMES = ("learned", "shaw", "pope", "relative_2d", "fox", "cope", "deberta", "le_rope", "string")

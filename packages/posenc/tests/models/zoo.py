@@ -10,7 +10,7 @@ from posenc import Positions, RoPE, Scheme, catalog
 from posenc.models import Decoder, Encoder
 from posenc.positions.positions import PADDING
 from posenc.schemes.catalog import Shape, scheme_from_names
-from tests import awkward
+from tests import user_schemes
 from tests.cases import DIM, HEAD_DIM, HEADS, KV_HEADS
 
 LAYERS, VOCAB, TOKENS, LONGEST = 2, 30, 11, 24
@@ -34,7 +34,7 @@ NAMES = (
     "learned+segment",
 )
 AWKWARD: dict[str, Callable[[], Scheme]] = {
-    "CoPE": lambda: awkward.TrialCoPE(5, HEAD_DIM),
+    "CoPE": lambda: user_schemes.TrialCoPE(5, HEAD_DIM),
     "partial rope": lambda: RoPE(HEAD_DIM, base=77.0, layout="interleaved", rotary_dim=4),
 }
 SCHEMES = (*NAMES, *AWKWARD)

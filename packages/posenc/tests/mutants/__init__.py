@@ -5,7 +5,7 @@ the tests run on the real thing, not one of its own. Every file here has its `MU
 
 A file may hold broken copies of its scheme, too: one in ``LAWLESS`` has another verdict than the real scheme in the
 law named beside it, one that it broke, or one that it should not have. ``REFUSED`` has the wrong arguments of the
-scheme and what is said of them, for tests/hard/test_named_errors.py.
+scheme and what is said of them, for tests/errors/test_named_errors.py.
 """
 
 import __future__

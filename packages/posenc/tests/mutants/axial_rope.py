@@ -7,7 +7,7 @@ from posenc import AxialRoPE, Positions
 from posenc.encoding.rotation import Rotation
 from posenc.schemes import axial_rope
 from posenc.schemes.axial_rope import CONVENTIONS
-from tests.hard.wrong import NO_NUMBERS, Row, each
+from tests.errors.wrong_calls import NO_NUMBERS, Row, each
 from tests.mutants import Lawless, Mutant, moved, oracles
 
 RIGHT = AxialRoPE.rotation

@@ -9,7 +9,7 @@ from functools import partial
 
 from posenc.backends import call, chunked, request, sdpa
 from posenc.positions import layout, tiles
-from tests.backends import test_parity, test_turns
+from tests.backends import test_deferred_rotation, test_parity
 from tests.mutants import Line, Mutant
 
 
@@ -143,21 +143,21 @@ TURNS = (
         request,
         "_deferred",
         ("if any(piece.reads_vectors for piece in encoding.pieces):", "if False:"),
-        partial(test_turns.check_turned_first, "a vector that is added to the key"),
+        partial(test_deferred_rotation.check_turned_first, "a vector that is added to the key"),
     ),
     Mutant(
         "what is left to be turned is turned by nobody",
         call.Call,
         "rotated",
         lambda self: self,
-        partial(test_turns.test_every_other_backend_is_given_rotated_queries_and_keys, "sdpa", []),
+        partial(test_deferred_rotation.test_every_other_backend_is_given_rotated_queries_and_keys, "sdpa", []),
     ),
     Line(
         "only some of the heads are turned, and the kernel turns all",
         request,
         "_deferred",
         (" or each.heads is not None", ""),
-        partial(test_turns.check_turned_first, "some of the heads"),
+        partial(test_deferred_rotation.check_turned_first, "some of the heads"),
     ),
 )
 

@@ -7,7 +7,7 @@ import torch
 from posenc import Cameras, Positions
 from posenc.encoding.rotation import Rotation
 from posenc.schemes import cameras
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import Lawless, Mutant, moved, oracles
 from tests.oracles.cameras import IMAGE, lenses, rig
 from tests.schemes import test_cameras

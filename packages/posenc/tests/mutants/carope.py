@@ -4,7 +4,7 @@ import torch
 
 from posenc import CARoPE, Positions
 from posenc.schemes import carope
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import lines, oracles
 
 SQUASHED = "1 / (1 + F.softplus(projected.to(torch.promote_types(projected.dtype, torch.float32))))"

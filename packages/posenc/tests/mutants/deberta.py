@@ -5,7 +5,7 @@ from torch import nn
 
 from posenc import DeBERTa
 from tests.cases import HEAD_DIM
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import Mutant, elsewhere, index, lines, oracles, undrawn
 
 COMPARED = oracles("deberta")

@@ -9,7 +9,7 @@ from posenc import DualChunk, Positions
 from posenc.backends import bands
 from posenc.backends.call import Call
 from tests.backends import test_parity
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import Mutant, lines, oracles
 
 RIGHT_CHUNKS = bands._by_chunks

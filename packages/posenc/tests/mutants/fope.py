@@ -3,7 +3,7 @@
 import torch
 
 from posenc import FoPE, Positions
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import lines, oracles
 
 MUTANTS = lines(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from posenc import FourierFeatures, Positions
-from tests.hard.wrong import NO_SIZES, Row, each
+from tests.errors.wrong_calls import NO_SIZES, Row, each
 from tests.mutants import Lawless, Mutant, oracles, wide
 
 RIGHT = FourierFeatures._directions

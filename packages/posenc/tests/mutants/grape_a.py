@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc import GRAPEA, Positions
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import lines, oracles
 
 SLOPES = "alibi_slopes(self.num_heads, scores.dtype, scores.device)"

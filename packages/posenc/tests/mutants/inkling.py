@@ -2,7 +2,7 @@
 
 from posenc import Inkling
 from posenc.schemes import inkling
-from tests.hard.wrong import NO_NUMBERS, NO_SIZES, each
+from tests.errors.wrong_calls import NO_NUMBERS, NO_SIZES, each
 from tests.mutants import Mutant, lines, oracles
 
 COMPARED = oracles("inkling")

@@ -1,7 +1,7 @@
 """KERPLE with another kernel, other bounds, or other distances."""
 
 from posenc import KERPLE
-from tests.hard.wrong import NO_WORDS, Row, each
+from tests.errors.wrong_calls import NO_WORDS, Row, each
 from tests.mutants import Mutant, elsewhere, index, lines, oracles, undrawn
 
 COMPARED = oracles("kerple")

@@ -5,7 +5,7 @@ from typing import Any
 from posenc import LeRoPE
 from posenc.rotary import Rotary
 from posenc.rotation.phases import frequencies, in_double
-from tests.hard.wrong import Row, each
+from tests.errors.wrong_calls import Row, each
 from tests.mutants import Mutant, oracles
 from tests.schemes import test_rotary_schemes
 

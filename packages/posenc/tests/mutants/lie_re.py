@@ -3,7 +3,7 @@
 import torch
 
 from posenc import LieRE, Positions
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import lines, oracles
 
 BACK = "return Rotation(BlockRotation(turn.matrices.mT, turn.head_dim), "

@@ -4,7 +4,7 @@ import torch
 
 from posenc import MixedRoPE, Positions
 from posenc.encoding.encoding import Context
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import lines, oracles
 
 MUTANTS = lines(

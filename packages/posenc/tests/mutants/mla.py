@@ -1,7 +1,7 @@
 """MLA's rotation of other channels, other pairs, or without its scale."""
 
 from posenc import MLA
-from tests.hard.wrong import Row, each
+from tests.errors.wrong_calls import Row, each
 from tests.mutants import Mutant, lines, oracles
 from tests.schemes import test_rotary_schemes
 

@@ -8,7 +8,7 @@ from posenc import MRoPE, Positions
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.schemes import mrope
-from tests.hard.wrong import Row, numbers
+from tests.errors.wrong_calls import Row, numbers
 from tests.mutants import Mutant, moved, oracles
 
 RIGHT, DEALT = MRoPE.rotation, mrope.dealt

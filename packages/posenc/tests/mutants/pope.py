@@ -2,7 +2,7 @@
 
 from posenc import PoPE, Positions
 from posenc.schemes.pope import Polar
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import lines, oracles
 
 MUTANTS = lines(

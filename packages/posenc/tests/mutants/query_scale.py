@@ -8,7 +8,7 @@ from posenc import Positions, QueryScale
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PositionError
-from tests.hard.wrong import NO_NUMBERS, NO_SIZES, Row, each
+from tests.errors.wrong_calls import NO_NUMBERS, NO_SIZES, Row, each
 from tests.mutants import Lawless, Mutant, oracles
 
 COMPARED = oracles("query_scale")

@@ -9,7 +9,7 @@ from posenc import Positions, ReRoPE
 from posenc.backends import bands
 from posenc.backends.call import Call
 from tests.backends import test_parity
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import Mutant, lines, oracles
 
 RIGHT_WINDOW, RIGHT_MASK = bands._by_order, bands._by_mask

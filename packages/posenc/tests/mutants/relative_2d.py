@@ -5,7 +5,7 @@ from functools import partial
 from torch import nn
 
 from posenc import Relative2D
-from tests.hard.wrong import each
+from tests.errors.wrong_calls import each
 from tests.mutants import Mutant, lines, oracles
 from tests.schemes import test_life_cycle
 

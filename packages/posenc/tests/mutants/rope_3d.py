@@ -1,7 +1,7 @@
 """RoPE3D with other shares or frequencies."""
 
 from posenc import Positions, RoPE3D
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import Mutant, lines, moved, oracles
 
 RIGHT = RoPE3D.rotation

@@ -1,7 +1,7 @@
 """Sandwich of other cosines, or compressed otherwise."""
 
 from posenc import Sandwich
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import Mutant, elsewhere, index, lines, oracles
 
 MUTANTS = (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, Scheme, YaRN
 from posenc.rotation import scalings
-from tests.hard.wrong import INF, NAN, NO_WORDS, Row, each, flags, numbers, sizes
+from tests.errors.wrong_calls import INF, NAN, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.mutants import Mutant
 from tests.schemes import test_scalings
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from posenc import Positions, SelectiveRoPE
 from posenc.encoding import context as room
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import Mutant, oracles
 
 COMPARED = oracles("selective_rope")

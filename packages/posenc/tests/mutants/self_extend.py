@@ -1,7 +1,7 @@
 """Self-Extend with other groups, another shift, or another edge of the window."""
 
 from posenc import Positions, SelfExtend
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import lines, oracles
 
 SHIFT = "self.window - self.window // self.group"

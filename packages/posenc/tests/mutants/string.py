@@ -3,7 +3,7 @@
 import torch
 
 from posenc import STRING, Positions
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import lines, oracles
 
 BACK = "return Rotation(InBasis(of_both.basis, turn.inverse()), "

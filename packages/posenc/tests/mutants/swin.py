@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc import Swin
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import Mutant, elsewhere, index, lines, oracles, undrawn
 
 OF_PAIRS = Swin._of_pairs

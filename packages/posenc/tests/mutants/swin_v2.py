@@ -4,7 +4,7 @@ import torch
 
 from posenc import SwinV2
 from tests.cases import HEAD_DIM
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import Mutant, lines, oracles, undrawn
 
 COMPARED = oracles("swin_v2")

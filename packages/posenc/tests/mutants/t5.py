@@ -1,7 +1,7 @@
 """T5 with other buckets, or another bias for the right ones."""
 
 from posenc import T5
-from tests.hard.wrong import NO_NUMBERS, Row, each
+from tests.errors.wrong_calls import NO_NUMBERS, Row, each
 from tests.mutants import Mutant, elsewhere, index, lines, oracles, undrawn
 
 COMPARED = oracles("t5")

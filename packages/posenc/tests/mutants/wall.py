@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc import Positions, Wall, attention
 from posenc.schemes import wall
-from tests.hard.wrong import Row
+from tests.errors.wrong_calls import Row
 from tests.mutants import Mutant, oracles
 
 COMPARED = oracles("wall")

@@ -5,7 +5,7 @@ from torch import Tensor
 from posenc import Positions, XPos
 from posenc.scheme import Scheme
 from posenc.schemes import xpos
-from tests.hard.wrong import Row, each
+from tests.errors.wrong_calls import Row, each
 from tests.mutants import Mutant, lines, oracles
 from tests.schemes import test_rotary_schemes
 

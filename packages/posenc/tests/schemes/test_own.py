@@ -10,7 +10,7 @@ from posenc.schemes.catalog import entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.schemes.own import source_of
 from posenc_lab.kit.records import read
-from tests.compare.small import write_text
+from tests.compare.tiny_comparison import write_text
 
 SMALL = "--train-length 16 --steps 2 --batch-size 4 --windows 8 --layers 1 --dim 16 --heads 2".split()  # noqa: SIM905
 SHAPE = Shape(dim=24, num_heads=6, head_dim=4, max_positions=64)

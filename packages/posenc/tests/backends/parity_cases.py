@@ -42,7 +42,7 @@ from posenc.encoding.pieces import (
 )
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from posenc.schemes.t5 import T5
-from tests import awkward
+from tests import user_schemes
 
 HEADS, KV_HEADS = 6, 2
 NAMES = tuple(backend.name for backend in BACKENDS)
@@ -127,28 +127,28 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     ),
     "distance_aware+alibi": Kind(lambda s: DistanceAware(s.num_heads) + ALiBi(s.num_heads, "bidirectional")),
     "alibi+distance_aware": Kind(lambda s: ALiBi(s.num_heads, "bidirectional") + DistanceAware(s.num_heads)),
-    "disentangled": Kind(lambda s: awkward.disentangled(s.head_dim, s.num_heads), fractional=False),
+    "disentangled": Kind(lambda s: user_schemes.disentangled(s.head_dim, s.num_heads), fractional=False),
     "disentangled, wide": Kind(
-        lambda s: awkward.disentangled(s.head_dim, s.num_heads, s.max_positions, tail=None), fractional=False
+        lambda s: user_schemes.disentangled(s.head_dim, s.num_heads, s.max_positions, tail=None), fractional=False
     ),
-    "clocked": Kind(lambda s: awkward.clocked(s.num_heads), fractional=False),
-    "featured": Kind(lambda s: awkward.featured(s.head_dim, s.num_heads), fractional=False),
-    "capped": Kind(lambda s: awkward.softcap()),
-    "squeezing": Kind(lambda s: awkward.squeezing(s.num_heads), fractional=False),
+    "clocked": Kind(lambda s: user_schemes.clocked(s.num_heads), fractional=False),
+    "featured": Kind(lambda s: user_schemes.featured(s.head_dim, s.num_heads), fractional=False),
+    "capped": Kind(lambda s: user_schemes.softcap()),
+    "squeezing": Kind(lambda s: user_schemes.squeezing(s.num_heads), fractional=False),
     "alibi+fire+softcap": Kind(
         lambda s: ALiBi(s.num_heads, "bidirectional") + posenc.FIRE(s.num_heads, 5, 17.0) + posenc.Softcap(1.3),
         looks_back=True,
     ),
-    "capping": Kind(lambda s: awkward.capping(s.num_heads), fractional=False),
-    "interpolated": Kind(lambda s: awkward.interpolated(s.num_heads)),
-    "learned slope": Kind(lambda s: awkward.learned_slope(s.num_heads)),
-    "bent line": Kind(lambda s: awkward.bent_line(s.num_heads), fractional=False),
-    "of each key": Kind(lambda s: awkward.of_each_key(s.head_dim)),
+    "capping": Kind(lambda s: user_schemes.capping(s.num_heads), fractional=False),
+    "interpolated": Kind(lambda s: user_schemes.interpolated(s.num_heads)),
+    "learned slope": Kind(lambda s: user_schemes.learned_slope(s.num_heads)),
+    "bent line": Kind(lambda s: user_schemes.bent_line(s.num_heads), fractional=False),
+    "of each key": Kind(lambda s: user_schemes.of_each_key(s.head_dim)),
     "re_rope leaky+shaw": Kind(
         lambda s: posenc.ReRoPE(s.head_dim, 7, leak=0.25) + Shaw(s.head_dim, 5), fractional=False
     ),
     "dual_chunk+alibi": Kind(lambda s: posenc.DualChunk(s.head_dim, 20, 7) + ALiBi(s.num_heads), looks_back=True),
-    "of each key+shaw": Kind(lambda s: awkward.of_each_key(s.head_dim) + Shaw(s.head_dim, 5), fractional=False),
+    "of each key+shaw": Kind(lambda s: user_schemes.of_each_key(s.head_dim) + Shaw(s.head_dim, 5), fractional=False),
     "transformer_xl with segments": Kind(
         lambda s: posenc.TransformerXL(s.num_heads, s.head_dim, 6, segments=True), needs_segments=True
     ),

@@ -50,7 +50,19 @@ from posenc.lowering.distances import Block
 from posenc.models import Decoder, Encoder, ForwardPass, ImageClassifier, KVCache
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Shape
-from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
+from tests.errors.wrong_calls import (
+    INF,
+    NAN,
+    NO_FLAGS,
+    NO_NUMBERS,
+    NO_SIZES,
+    NO_WORDS,
+    Row,
+    each,
+    flags,
+    numbers,
+    sizes,
+)
 from tests.mutants.scalings import GIVEN
 from tests.test_mutants import MODULES
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from posenc import PositionError, Positions
 from posenc.positions.tiles import Visibility, check_reach, same_run, sees_all, tiles, visible
-from tests.hard.strategies import Made, follow, law, made, read, repeated, rows_of_text, sees, widest
+from tests.property.strategies import Made, follow, law, made, read, repeated, rows_of_text, sees, widest
 from tests.test_positions import check_layout
 
 ROWS = st.integers(0, 3)

@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 from posenc.command.cli import main
 from posenc_lab.extend import run
 from posenc_lab.extend.settings import Extension
-from tests.extend.small import checkpoint
+from tests.extend.tiny_checkpoint import checkpoint
 
 
 @pytest.mark.parametrize(

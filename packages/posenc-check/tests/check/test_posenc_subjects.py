@@ -4,7 +4,7 @@ import pytest
 
 from posenc_check import check
 from posenc_check.run import FINDING, PASSED, UNFINISHED
-from tests.check.own import LONGEST, SUBJECTS
+from tests.check.posenc_subjects import LONGEST, SUBJECTS
 
 pytestmark = pytest.mark.more
 

@@ -6,5 +6,5 @@ from posenc_lab.laws.table import Audit, audit
 
 
 @cache
-def audited(names: str) -> Audit:
+def audit_of(names: str) -> Audit:
     return audit(names)

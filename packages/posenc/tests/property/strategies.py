@@ -16,7 +16,7 @@ from torch import Tensor
 
 from posenc import Positions, Scheme
 from posenc.schemes.catalog import CATALOG, Shape
-from tests.backends.grounds import KINDS, TURNING, attend
+from tests.backends.parity_cases import KINDS, TURNING, attend
 
 PADDING = -1
 

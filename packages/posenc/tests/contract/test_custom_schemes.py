@@ -1,4 +1,4 @@
-"""The contract carries awkward schemes: forward and backward, packed, from a cache, on the truth and by tiles."""
+"""The contract carries custom schemes: forward and backward, packed, from a cache, on the truth and by tiles."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from posenc import Positions, RoPE, Scheme
 from posenc.models.cache import KVCache
 from posenc.models.forward_pass import ForwardPass
 from posenc.schedule import Schedule
-from tests.contract import oracles, schemes
+from tests.contract import custom_schemes, oracles
 from tests.contract.oracles import Numbers, Result, Where
 from tests.rounding import of_sums
 
@@ -97,7 +97,7 @@ def with_sinks_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, ba
 
 TRIALS = {
     "window and sinks": Trial(
-        lambda: schemes.RoPEWithSinks(HEADS, WIDTH, 313.0),
+        lambda: custom_schemes.RoPEWithSinks(HEADS, WIDTH, 313.0),
         partial(oracles.with_sinks, left=2, base=313.0),
         LINES,
         sized(),
@@ -106,14 +106,14 @@ TRIALS = {
         window=3,
     ),
     "DAPE": Trial(
-        lambda: schemes.DAPE(HEADS, 3),
+        lambda: custom_schemes.DAPE(HEADS, 3),
         partial(oracles.dape, total=HEADS),
         LINES,
         sized(),
         refused="needs whole rows",
     ),
     "PaTH": Trial(
-        lambda: schemes.PaTH(WIDTH),
+        lambda: custom_schemes.PaTH(WIDTH),
         oracles.path,
         LINES | ROWS,
         sized(w=(KV_HEADS, WIDTH), beta=(KV_HEADS,)),

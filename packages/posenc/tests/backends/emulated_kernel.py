@@ -14,7 +14,7 @@ import torch
 from posenc.backends.native.library import FUNCTIONS
 from posenc.backends.native.operator import Call, OfTile, _Field
 
-SOURCE = Path(__file__).with_name("foreign.cpp")
+SOURCE = Path(__file__).with_name("emulated_kernel.cpp")
 
 
 def pointers(structure: type[ctypes.Structure], start: int = 0) -> Iterator[int]:

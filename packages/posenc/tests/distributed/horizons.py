@@ -15,7 +15,7 @@ from posenc.backends.blockwise import Rows
 from posenc.backends.native.library import missing
 from posenc.distributed import Sharding, attention
 from posenc.encoding.pieces import Bias, Distance
-from tests.distributed.counting import counted
+from tests.distributed.message_counts import counted
 from tests.rounding import of_sums
 
 TOKENS, WIDTH, NORM = 512, 8, 2.0

@@ -14,7 +14,7 @@ from posenc import KERPLE, T5
 from posenc.distributed import parallelize
 from posenc.models import Decoder
 from posenc.schemes.catalog import CATALOG
-from tests.distributed.sharded import VOCAB, made
+from tests.distributed.sharded_models import VOCAB, made
 
 
 def every_scheme(seed: int) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""Awkward schemes, written against the contract as a user would write them.
+"""Custom schemes, written against the contract as a user would write them.
 
 They are here to try the contract, not to be used: parameters are of order 1 and in double precision, arguments are not
 checked, and the formulas stand in `oracles.py`.

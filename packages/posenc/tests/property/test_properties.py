@@ -17,9 +17,9 @@ import posenc
 from posenc import Encoding, PositionError, Positions
 from posenc.backends import call, choose
 from posenc.schemes.catalog import CATALOG
-from tests.backends.grounds import FAST, ROWS, projection, small_blocks
+from tests.backends.parity_cases import FAST, ROWS, projection, small_blocks
 from tests.backends.test_parity import check_close
-from tests.hard.strategies import (
+from tests.property.strategies import (
     ATTENDING,
     NAMES,
     PADDING,
@@ -233,7 +233,7 @@ def gradients(it: Setting, backend: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     "name", by_turns([name for name in ATTENDING if name != "cope"], 1)
-)  # it has corners: awkward.py
+)  # it has corners: user_schemes.py
 @law(3)
 @given(st.data(), st.booleans())
 def test_every_backend_has_the_gradients_of_the_reference(name: str, data: st.DataObject, small: bool) -> None:

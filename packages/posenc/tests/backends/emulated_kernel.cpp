@@ -1,4 +1,4 @@
-// Loads a library of the kernel and calls its functions for `foreign.py`, on another system or processor: requests come
+// Loads a library of the kernel and calls its functions for `emulated_kernel.py`, on another system or processor: requests come
 // by stdin and answers go to stdout, whole numbers of 64 bits and bytes.
 
 #include <cstdint>

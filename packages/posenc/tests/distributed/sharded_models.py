@@ -21,7 +21,7 @@ from posenc.distributed import Sharding, parallelize, sharded
 from posenc.encoding.context import projected_at_random
 from posenc.models import Decoder
 from posenc.schemes.catalog import CATALOG, Shape
-from tests.backends.grounds import KINDS
+from tests.backends.parity_cases import KINDS
 from tests.distributed.cases import OF_LAYERS
 from tests.distributed.processes import told
 from tests.rounding import of_sums

@@ -12,7 +12,7 @@ import pytest
 
 from posenc_lab.compare.compare import compare
 from posenc_lab.kit.records import FILE, read
-from tests.compare.small import small_config, untimed, write_text
+from tests.compare.tiny_comparison import small_config, untimed, write_text
 
 
 @pytest.mark.more
@@ -20,7 +20,7 @@ def test_killed_at_anything_it_does_to_a_file(tmp_path: Path) -> None:
     """Again and again, a little further on each time, so that every kind of moment is met: half of a configuration, a
     checkpoint or a record is written, or all of it and not yet known to be on the disk, or not yet in its place."""
     text, out = write_text(tmp_path / "text"), tmp_path / "out"
-    command = [sys.executable, "-m", "tests.compare.killed", str(text), str(out)]
+    command = [sys.executable, "-m", "tests.compare.interruptions", str(text), str(out)]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert ran.returncode == 0, ran.stderr
     *killed, (code, _) = ended = [json.loads(line) for line in ran.stdout.splitlines()]

@@ -1,5 +1,5 @@
-"""``python -m tests.compare.killed TEXT OUT``: a comparison that is killed just before the n-th thing that it does to a
-file, in the middle of it where it is a write, and started again, with a larger n each time, until one ends.
+"""``python -m tests.compare.interruptions TEXT OUT``: a comparison that is killed just before the n-th thing that it
+does to a file, in the middle of it where it is a write, and started again, with a larger n each time, until one ends.
 
 Each run is a fork of a process that has imported all; for each a line is written: how it ended, and a digest of each
 record that was there then.
@@ -17,7 +17,7 @@ from typing import Any
 from posenc_lab.compare import train
 from posenc_lab.compare.compare import compare
 from posenc_lab.kit.records import FILE
-from tests.compare.small import small_config
+from tests.compare.tiny_comparison import small_config
 
 WATCHED = ("write", "fsync", "replace", "unlink", "ftruncate")
 
