@@ -11,8 +11,9 @@ import posenc
 from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Sinusoidal, YaRN, attention
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import AddedVector, Bias, CumulativeBias, Distance, Function, RelativeDot, Row, Value
-from posenc.encoding.rotation import Rotation
+from posenc.encoding.rotation import Rotation, mark, mark_of
 from posenc.lowering.distances import Block
+from posenc.rotation import phases
 
 TOKENS, DIM, HEADS, HEAD_DIM = 5, 6, 3, 2
 
@@ -197,3 +198,31 @@ def test_a_composition_owns_its_parts_parameters_and_draws_them_all_anew() -> No
     scheme.reset_parameters()
     for old, new in zip(before, scheme.parameters(), strict=True):
         assert (old != new).all()
+
+
+# --- stores -----------------------------------------------------------------------------------------------------------
+
+
+def test_marks_belong_to_unchanged_tensors_and_go_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: dict[object, object] = {}
+    monkeypatch.setattr("posenc.encoding.rotation._MARKS", store)
+    equal = [mark(torch.ones(2), n) for n in range(100)]
+    assert [mark_of(x) for x in equal] == list(range(100))
+    assert mark_of(torch.ones(2)) is None
+    equal[0].add_(0)
+    assert mark_of(equal[0]) is None
+    with torch.inference_mode():
+        assert mark_of(mark(torch.ones(2), "nothing")) is None
+    equal.clear()
+    assert not store
+
+
+def test_constants_are_stored_up_to_a_number_and_right_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(phases, "_CONSTANTS", store := dict[object, Tensor]())
+    monkeypatch.setattr(phases, "MAX_CONSTANTS", 2)
+    device = torch.device("cpu")
+    for count in (3, 4, 5, 3):
+        found = phases.constant(phases.frequencies, 2 * count, 100.0, device=device)
+        assert torch.equal(found, phases.frequencies(2 * count, 100.0))
+    assert [len(x) for x in store.values()] == [3, 4]
+    assert phases.constant(phases.frequencies, 6, 100.0, device=device) is next(iter(store.values()))

@@ -20,24 +20,26 @@ from posenc.arguments import check_type, whole
 from posenc.encoding.context import Features, missing
 from posenc.rotation.phases import OfHeads, TokenMap, kind_of
 
-_MARKS: dict[int, tuple[Any, int, Any]] = {}
-"""By the id of a tensor: a weak reference, whose callback removes the entry, the tensor's version, and the mark."""
+_MARKS: dict[weakref.ref[Tensor], tuple[int, Any, weakref.ref[Tensor]]] = {}
+"""By a weak reference to the tensor: its version, the mark, and a second reference, whose callback removes the entry
+together with the tensor. A reference without a callback is one object for each tensor, so that looking it up compares
+no contents. With torch's `WeakIdKeyDictionary` a look-up takes 0.4 to 1 µs instead of 0.1 to 0.2."""
 
 
 def mark(x: Tensor, what: Any) -> Tensor:
     """The tensor itself, with this mark."""
     if not torch.compiler.is_compiling() and not x.is_inference():
-        key = id(x)
-        _MARKS[key] = (weakref.ref(x, lambda _: _MARKS.pop(key, None)), x._version, what)
+        key = weakref.ref(x)
+        _MARKS[key] = x._version, what, weakref.ref(x, lambda _: _MARKS.pop(key, None))
     return x
 
 
 def mark_of(x: Tensor) -> Any:
     """The tensor's mark. None if it has none, or was changed in place since."""
-    if torch.compiler.is_compiling() or id(x) not in _MARKS:
+    if torch.compiler.is_compiling() or not weakref.getweakrefcount(x):
         return None
-    marked, version, what = _MARKS[id(x)]
-    return what if marked() is x and version == x._version else None
+    version, what, _ = _MARKS.get(weakref.ref(x), (None, None, None))
+    return what if version is not None and version == x._version else None
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,8 @@ INSTEAD = "rotations on {} take PyTorch's operations, since the Triton kernel fo
 UNTRIED = "a CUDA graph is captured, and nothing was rotated before; run once what is captured"
 PASSING = ("out of memory", "capturing")  # errors that say nothing of the next trial
 _WORKS: dict[torch.device, bool] = {}
+"""Whether the kernel runs, for each device that was tried: as many entries as there are devices, and none becomes
+stale, since neither Triton nor the device changes within a process."""
 
 
 @functools.cache
@@ -242,7 +244,10 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float64 if exact(device) == device else torch.float32
 
 
+MAX_CONSTANTS = 1024
 _CONSTANTS: dict[Hashable, Tensor] = {}
+"""By the function, its numbers and the device, on which alone a constant depends, so that none becomes stale. At most
+`MAX_CONSTANTS` are stored, a few for each scheme in use, and none makes room for another: CUDA graphs may read it."""
 
 
 def in_double(x: Tensor) -> Float64[Tensor, "..."]:
@@ -251,18 +256,19 @@ def in_double(x: Tensor) -> Float64[Tensor, "..."]:
 
 
 def constant(make: Callable[..., Tensor], *numbers: Hashable, device: torch.device) -> Tensor:
-    """``make(*numbers, device)``, which nobody may change: made and copied to the device once, where nothing traces,
-    and before a capture. It is never freed, since CUDA graphs may read it."""
+    """``make(*numbers, device)``, which nobody may change: computed and copied to the device once, and anew in each
+    call while operations are traced, while a CUDA graph is captured, and where `MAX_CONSTANTS` others are stored."""
     if not compat.is_eager():
         return make(*numbers, device)
-    asked = make, numbers, device
-    if asked not in _CONSTANTS:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    key = make, numbers, device
+    if key not in _CONSTANTS:
+        is_capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if is_capturing or len(_CONSTANTS) >= MAX_CONSTANTS:
             return make(*numbers, device)
         with torch.inference_mode(False):
-            made = make(*numbers, torch.device("cpu"))
-            _CONSTANTS[asked] = made.to(device)  # which waits for the copy: any stream may read it
-    return _CONSTANTS[asked]
+            on_cpu = make(*numbers, torch.device("cpu"))
+            _CONSTANTS[key] = on_cpu.to(device)  # which waits for the copy: any stream may read it
+    return _CONSTANTS[key]
 
 
 def coords_of(
