@@ -11,7 +11,7 @@ from torch import Tensor
 import posenc
 from posenc import compat
 from posenc.encoding.rotation import Unread
-from posenc.rotation.phases import InTurn
+from posenc.rotation.phases import MapSequence
 
 SOURCES = Path(posenc.__file__).parent
 NOT_TRACED = {"tools", "huggingface", "build.py", "claims.py", "compat.py"}
@@ -48,7 +48,7 @@ def test_no_file_has_what_an_older_compiler_cannot_trace() -> None:
     assert {path: lines for path, lines in found.items() if lines} == {}
 
 
-@pytest.mark.parametrize("kind", [InTurn, Unread])
+@pytest.mark.parametrize("kind", [MapSequence, Unread])
 def test_maps_are_not_hashed_by_what_they_hold(kind: type) -> None:
     """Before torch 2.12, dynamo hashes what is called, of which a graph's own objects hold nothing yet."""
     assert kind.__hash__ is object.__hash__

@@ -102,7 +102,7 @@ def turns_pairs(entry) -> bool:
     if rotation is None:
         return False
     turn = getattr(rotation.query, "turn", rotation.query)
-    key = rotation.key.turn if isinstance(rotation.key, OfHeads) else rotation.key
+    key = rotation.key.token_map if isinstance(rotation.key, OfHeads) else rotation.key
     return hasattr(turn, "cos") and key is rotation.query and not rotation.bands
 
 

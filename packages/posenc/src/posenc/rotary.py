@@ -17,7 +17,6 @@ from posenc.arguments import check_choice, check_flag, check_type, is_number, nu
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.given import Given, scaling_of
 from posenc.rotation.phases import (
     OfHeads,
     PairLayout,
@@ -28,8 +27,9 @@ from posenc.rotation.phases import (
     in_double,
     phases,
     phases_by_axis,
-    turned_to,
+    rotation_at,
 )
+from posenc.rotation.scaling_parameters import ScalingLike, read_scaling
 from posenc.rotation.scalings import Scaling
 from posenc.scheme import Scheme
 
@@ -53,7 +53,7 @@ class Rotary(Scheme):
         axes: int = 1,
         *,
         allocation: Sequence[int] | None = None,
-        scaling: Given | None = None,
+        scaling: ScalingLike | None = None,
         first_channel: int = 0,
         heads: range | None = None,
         num_heads: int | None = None,
@@ -88,7 +88,7 @@ class Rotary(Scheme):
         check_flag("values", values)
         base = number("base", base, above=1)
         if isinstance(scaling, (str, Mapping)):
-            scaling = scaling_of(scaling, base, head_dim, rotary_dim)
+            scaling = read_scaling(scaling, base, head_dim, rotary_dim)
         if scaling is not None and (isinstance(scaling, type) or not callable(scaling)):
             raise ValueError(
                 f"scaling must be a scaling such as YaRN(4.0, 4096), a function of theta, a dictionary of transformers "
@@ -140,21 +140,21 @@ class Rotary(Scheme):
             angle = torch.cat([phases(axis, theta[:, None]) for axis in coords.unbind(-1)], -1)
         shard = None if context is None else context.heads
 
-        def turn(factor: float | Tensor, angle: Tensor = angle) -> PairRotation:
+        def make_rotation(factor: float | Tensor, angle: Tensor = angle) -> PairRotation:
             made = PairRotation.by(angle, coords, dtype, self.layout, self.head_dim, self.first_channel, factor)
             heads, num_heads = self._heads_of(shard)
             return made if heads is None else replace(made, heads=heads, num_heads=num_heads)
 
-        of_key = turn(factor)
+        of_key = make_rotation(factor)
         of_query: TokenMap = of_key
         if self.imaginary is not None:
             every = range(self.num_heads or 0) if shard is None else shard
             behind = torch.tensor([math.pi / 2 * (h in self.imaginary) for h in every], dtype=angle.dtype)
             late = angle[:, None] - behind[:, None, None].to(angle.device)
-            of_query = OfHeads(turn(factor, late), len(every), "queries")
+            of_query = OfHeads(make_rotation(factor, late), len(every), "queries")
         if not self.values:
             return Rotation(of_query, of_key)
-        of_values = turn(1.0)
+        of_values = make_rotation(1.0)
         return Rotation(of_query, of_key, of_values, of_values.inverse())
 
     def _heads_of(self, shard: range | None) -> tuple[range | None, int]:
@@ -197,9 +197,9 @@ class PairwiseRotary(OfAllPairs):
     def needs_raw_keys(self) -> bool:
         return True
 
-    def turned_to(self, coords: Shaped[Tensor, "rows tokens"], dtype: torch.dtype) -> PairRotation:
+    def rotation_at(self, coords: Shaped[Tensor, "rows tokens"], dtype: torch.dtype) -> PairRotation:
         """The rotation of all channel pairs by p theta_k for these coordinates p, in ``dtype``."""
-        return turned_to(coords, self.head_dim, self.base, self.layout, dtype)
+        return rotation_at(coords, self.head_dim, self.base, self.layout, dtype)
 
 
 class ClockRotary(OfAllPairs):
@@ -224,11 +224,11 @@ class ClockRotary(OfAllPairs):
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         (feature,) = self.features
         theta = self.frequencies(positions.device)
-        return Rotation.by_feature(feature, ClockTurn(theta, dtype, self.layout, self.head_dim))
+        return Rotation.by_feature(feature, ClockRotation(theta, dtype, self.layout, self.head_dim))
 
 
 @dataclass(frozen=True, eq=False)
-class ClockTurn:
+class ClockRotation:
     """The rotation by theta times the readings of a clock, (batch, key heads, tokens, pairs)."""
 
     theta: Float64[Tensor, " pairs"] | float
@@ -243,7 +243,7 @@ class ClockTurn:
         return PairRotation.by(in_double(readings) * self.theta, readings, self.dtype, self.layout, self.head_dim)
 
 
-def first_of_last(name: str, turning: int, head_dim: int) -> int:
+def last_channels_start(name: str, turning: int, head_dim: int) -> int:
     """The first of the last ``turning`` channels. Raises ValueError, naming the argument, unless they are pairs."""
     head_dim, turning = whole("head_dim", head_dim, least=2), whole(name, turning, 2)
     if turning % 2 or turning > head_dim:

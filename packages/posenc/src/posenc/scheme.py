@@ -21,7 +21,7 @@ from posenc.encoding.pieces import SKIP_BELOW, Pieces, Value, horizon
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import by_value, is_counted
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import one_scale
+from posenc.rotation.phases import several_scales
 
 
 class Scheme(nn.Module):
@@ -395,7 +395,7 @@ class Composition(Scheme):
     def scale(self) -> float | None:
         scales = [part.scale for part in bare_parts(self) if part.scale is not None]
         if len(scales) > 1:
-            raise ValueError(one_scale(scales))
+            raise ValueError(several_scales(scales))
         return scales[0] if scales else None
 
     @property

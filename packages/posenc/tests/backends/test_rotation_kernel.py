@@ -50,7 +50,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *tensors, **how: calls.append(how | {"grid": grid, "tensors": tensors})
 
-    monkeypatch.setattr(phases, "works_on", lambda device: True)
+    monkeypatch.setattr(phases, "kernel_runs_on", lambda device: True)
     monkeypatch.setattr(phases, "_kernel", Kernel)
     return calls
 
@@ -113,7 +113,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[Exception | None]:
     monkeypatch.setattr(torch, "ones", lambda *shape, device: ones(*shape))
     monkeypatch.setattr(phases, "rotate_into", end)
     monkeypatch.setattr(phases, "_kernel", object)
-    monkeypatch.setattr(phases, "_WORKS", {})
+    monkeypatch.setattr(phases, "_KERNEL_RUNS", {})
     return ends
 
 
@@ -121,17 +121,17 @@ def test_a_kernel_that_cannot_run_is_said_once(tried: list[Exception | None], mo
     """Triton needs a C compiler where it runs. Without Triton nothing is to be said: it is optional."""
     tried.append(RuntimeError("Failed to find C compiler"))
     with pytest.warns(UserWarning, match="rotations on cuda:0 take PyTorch's operations, .* Failed to find C compiler"):
-        assert not phases.works_on(GPU)
+        assert not phases.kernel_runs_on(GPU)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not phases.works_on(GPU)
-        assert not phases.works_on(torch.device("cpu"))
-        monkeypatch.setattr(phases, "_WORKS", {})
+        assert not phases.kernel_runs_on(GPU)
+        assert not phases.kernel_runs_on(torch.device("cpu"))
+        monkeypatch.setattr(phases, "_KERNEL_RUNS", {})
         monkeypatch.setattr(phases, "_kernel", lambda: None)
-        assert not phases.works_on(GPU)
+        assert not phases.kernel_runs_on(GPU)
         monkeypatch.setattr(phases, "_kernel", object)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        assert not phases.works_on(GPU)
+        assert not phases.kernel_runs_on(GPU)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_a_kernel_that_cannot_run_is_said_once(tried: list[Exception | None], mo
 @pytest.fixture(params=ON)
 def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """Where the kernel runs: a GPU, or in the process that interprets it the CPU."""
-    monkeypatch.setattr(phases, "works_on", lambda device: device.type == request.param)
+    monkeypatch.setattr(phases, "kernel_runs_on", lambda device: device.type == request.param)
     return torch.device(request.param)
 
 
@@ -211,7 +211,7 @@ def test_it_is_the_rotation_of_complex_numbers(case: Any, dtype: torch.dtype, on
     for x in (view, view.contiguous(), view.mT.contiguous().mT)[: 3 if dtype == torch.float32 else 1]:
         leaf = x.detach().requires_grad_()
         out = turn(leaf)
-        assert type(out.grad_fn).__name__ == "_TurnAtOnceBackward"
+        assert type(out.grad_fn).__name__ == "_KernelRotationFunctionBackward"
         check(out, x, turn, 1)
         gradient = torch.randn_like(out)
         (found,) = torch.autograd.grad(out, leaf, gradient)
@@ -255,7 +255,7 @@ def test_every_scheme_that_rotates_pairs_does_so_by_the_kernel(
     it happens; those by learned angles go on in PyTorch's operations."""
     by_kernel: list[float] = []
     plain: list[bool] = []
-    real, passes = phases._turned_at_once, phases._turned
+    real, passes = phases._rotate_by_kernel, phases._rotate
 
     def checking(x: Tensor, turn: PairRotation, sign: float) -> Tensor:
         out = real(x, turn, sign)
@@ -268,14 +268,14 @@ def test_every_scheme_that_rotates_pairs_does_so_by_the_kernel(
         plain.append(cos.requires_grad or sin.requires_grad)
         return passes(x, cos, sin, layout)
 
-    monkeypatch.setattr(phases, "_turned_at_once", checking)
-    monkeypatch.setattr(phases, "_turned", noting)
+    monkeypatch.setattr(phases, "_rotate_by_kernel", checking)
+    monkeypatch.setattr(phases, "_rotate", noting)
     it = case(name, "cache", 37, "causal", heads=4, kv_heads=2).to(torch.float32).to(on)
     with_gradients(it, it.attend("reference", return_lse=True))
     left = len(plain)
     assert not left or any(plain)
     with monkeypatch.context() as patch:
-        patch.setattr(phases, "works_on", lambda device: False)
+        patch.setattr(phases, "kernel_runs_on", lambda device: False)
         with_gradients(it, it.attend("reference", return_lse=True))
     assert len(by_kernel) == len(plain) - 2 * left
     assert bool(by_kernel) == (name not in WITHOUT_PAIRS | LEARNED)

@@ -574,16 +574,16 @@ def test_gemma_4_is_patched() -> None:
     config = config_of("gemma4_text", num_kv_shared_layers=2)
     model = moved(transformers.AutoModelForCausalLM.from_config(config).eval()).double()
     plain = output(model, input_ids=IDS)
-    unchanged = [
+    identity = [
         scheme_from_config(model.config).schedule,
         {"sliding_attention": PositionInterpolation(1.0)},
         {"sliding_attention": DynamicNTK(2.0, 64)},  # which does nothing to 13 tokens
     ]
-    for what in (*unchanged, {"sliding_attention": PositionInterpolation(2.0)}, posenc.NoPE(), posenc.ALiBi(3)):
+    for what in (*identity, {"sliding_attention": PositionInterpolation(2.0)}, posenc.NoPE(), posenc.ALiBi(3)):
         with patch(model, what):
             out, cached = output(model, input_ids=IDS), fed(model, IDS, (7, 1, 4, 1))
             torch.testing.assert_close(cached, out, rtol=0, atol=of_sums(torch.float64, 4 * (28 + 13), out))
-        if what in unchanged:  # its own angles are in float32, in four layers
+        if what in identity:  # its own angles are in float32, in four layers
             torch.testing.assert_close(out, plain, rtol=0, atol=4 * of_angles(torch.float32, 13, plain))
         else:
             assert float((out - plain).abs().max()) > 1e-2

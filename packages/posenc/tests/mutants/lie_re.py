@@ -6,12 +6,12 @@ from posenc import LieRE, Positions
 from tests.errors.wrong_calls import Row
 from tests.mutants import lines, oracles
 
-BACK = "return Rotation(BlockRotation(turn.matrices.mT, turn.head_dim), "
+BACK = "return Rotation(BlockRotation(token_map.matrices.mT, token_map.head_dim), "
 MUTANTS = lines(
     oracles("lie_re"),
     ("exchanges the axes", LieRE, "rotation", "in_double(coords)", "in_double(coords.flip(-1))"),
     ("turns the other way", LieRE, "rotation", "upper - upper.mT", "upper.mT - upper"),
-    ("turns queries the other way", LieRE, "rotation", "return Rotation(turn, ", BACK),
+    ("turns queries the other way", LieRE, "rotation", "return Rotation(token_map, ", BACK),
 )
 
 

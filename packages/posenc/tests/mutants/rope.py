@@ -11,7 +11,7 @@ from posenc import Positions, RoPE, rotary
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.rotary import Rotary
-from posenc.rotation.phases import PairLayout, PairRotation, _Turn
+from posenc.rotation.phases import PairLayout, PairRotation, _PairRotationFunction
 from tests.mutants import Lawless, Mutant, lines, oracles
 from tests.schemes import test_against_oracles, test_precision, test_rope
 
@@ -48,7 +48,7 @@ def in_half_precision(self: PairRotation, x: Tensor) -> Tensor:
 
 def turned_forwards(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
     cos, sin, _ = ctx.saved_tensors
-    return _Turn.apply(gradient, cos, sin, ctx.layout), None, None, None
+    return _PairRotationFunction.apply(gradient, cos, sin, ctx.layout), None, None, None
 
 
 def keeping_x(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, PairLayout], output: Tensor) -> None:
@@ -67,8 +67,8 @@ MUTANTS = (
     *lines(PRECISE, ("holds positions in bfloat16", Rotary, "_rotation", "phases(axis, ", "phases(axis.bfloat16(), ")),
     Mutant("computes phases in single precision", rotary, "phases", single_precision, PRECISE),
     Mutant("turns in the precision of the query", PairRotation, "__call__", in_half_precision, ROUNDED_ONCE),
-    Mutant("turns the gradient forwards", _Turn, "backward", turned_forwards, GRADIENT),
-    Mutant("keeps x for the gradient", _Turn, "setup_context", keeping_x, KEPT),
+    Mutant("turns the gradient forwards", _PairRotationFunction, "backward", turned_forwards, GRADIENT),
+    Mutant("keeps x for the gradient", _PairRotationFunction, "setup_context", keeping_x, KEPT),
     Mutant("turns imaginary heads forwards", RoPE, "rotation", forwards, COMPARED),
 )
 

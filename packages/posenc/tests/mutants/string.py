@@ -6,7 +6,7 @@ from posenc import STRING, Positions
 from tests.errors.wrong_calls import Row
 from tests.mutants import lines, oracles
 
-BACK = "return Rotation(InBasis(of_both.basis, turn.inverse()), "
+BACK = "return Rotation(InBasis(of_both.basis, pair_rotation.inverse()), "
 MUTANTS = lines(
     oracles("string"),
     ("turns by the negative angle", STRING, "rotation", "angle = (in_double", "angle = -(in_double"),

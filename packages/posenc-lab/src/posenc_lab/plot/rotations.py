@@ -132,7 +132,7 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
     rotations: tuple[Any, ...] = scheme.tokens(positions, dtype=torch.float64).rotations
     of_queries, of_keys = (rotations[0].query, rotations[0].key) if len(rotations) == 1 else (None, None)
     if isinstance(of_keys, OfHeads):
-        of_keys = of_keys.turn
+        of_keys = of_keys.token_map
     turn = getattr(of_queries, "turn", of_queries)
     if turn is None or not hasattr(turn, "cos") or of_keys is not of_queries:
         raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")

@@ -47,7 +47,7 @@ from posenc.encoding.staleness import (
     tensors_of,
 )
 from posenc.positions.positions import PADDING, Positions
-from posenc.rotation.phases import in_bands, kind_of, one_scale
+from posenc.rotation.phases import kind_of, map_bands, several_scales
 
 DOORS = ("add", "rotate", "score", "value")
 ROTATED_IN_PAIRS = (
@@ -94,14 +94,16 @@ class Encoding:
             raise ValueError("only one scheme can rotate distant pairs differently, got two that do")
         brought = [rotation.scale for rotation in self.rotations if rotation.scale is not None]
         if len(brought) > 1 or (brought and self._scale not in (None, brought[0])):
-            raise ValueError(one_scale(brought if len(brought) > 1 else [self._scale, *brought]))
+            raise ValueError(several_scales(brought if len(brought) > 1 else [self._scale, *brought]))
         if banded and any(piece.reads_rows for piece in self.pieces):
             raise ValueError(
                 "a score term that needs whole rows of scores cannot be composed with a scheme that rotates distant "
                 "pairs differently"
             )
         check_sequence(self.pieces)
-        if any(turn.for_each_other for turn in self.rotations) and any(piece.reads_vectors for piece in self.pieces):
+        if any(rotation.for_each_other for rotation in self.rotations) and any(
+            piece.reads_vectors for piece in self.pieces
+        ):
             raise ValueError(
                 "a score term that reads queries or keys separately cannot be composed with a rotation relative to the "
                 "queries of the call, which preserves only their product"
@@ -236,10 +238,10 @@ class Encoding:
         if x is not given and (known := mark_of(given)):
             mark(x, known)
         for rotation in self.rotations:
-            turn, before = getattr(rotation, name), x
-            x = turn(before)
+            token_map, before = getattr(rotation, name), x
+            x = token_map(before)
             if x is not before and not torch.compiler.is_compiling():
-                mark(x, (mark_of(before) or frozenset()) | {(name, kind_of(turn))})
+                mark(x, (mark_of(before) or frozenset()) | {(name, kind_of(token_map))})
         return x
 
     def _cleared(self, x: Tensor, positions: Positions) -> Tensor:
@@ -258,7 +260,7 @@ class Encoding:
         """Queries and keys rotated for near pairs, and for each band. Maps that several of them share run once."""
         self.check_fresh()
         maps = [[(r.query, r.key), *((band.query, band.key) for band in r.bands)] for r in self.rotations]
-        return in_bands(maps, query, key)
+        return map_bands(maps, query, key)
 
     def _check_of_tokens(self) -> None:
         """ValueError where a token has no single rotation."""
@@ -434,7 +436,7 @@ class Encoding:
         if len(heads) == 2 and heads[0] != heads[1]:
             raise ValueError(f"encodings must be of the same heads to be added, got {heads[0]} and {heads[1]}")
         if self._scale is not None and other._scale not in (None, self._scale):
-            raise ValueError(one_scale([self._scale, other._scale]))
+            raise ValueError(several_scales([self._scale, other._scale]))
         return replace(
             self,
             tables=self.tables + other.tables,

@@ -104,9 +104,9 @@ class Rotation:
         if self.feature is None or self.reads is None or not (self.feature in query and self.feature in key):
             return self
         of_query, of_key = query[self.feature], key[self.feature]
-        turn = self.reads(of_query)
-        turn_key = turn if of_key is of_query else self.reads(of_key)
-        return replace(self, query=turn, key=OfHeads(turn_key, of_key.size(1)))
+        query_map = self.reads(of_query)
+        key_map = query_map if of_key is of_query else self.reads(of_key)
+        return replace(self, query=query_map, key=OfHeads(key_map, of_key.size(1)))
 
     def __post_init__(self) -> None:
         check_type("bands", self.bands, tuple)

@@ -27,8 +27,8 @@ from posenc.huggingface.patched import Patched, text_config
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility
-from posenc.rotation.given import KINDS
 from posenc.rotation.phases import frequencies
+from posenc.rotation.scaling_parameters import ROPE_TYPES
 from posenc.scheme import Scheme
 from posenc.schemes.rope import RoPE
 
@@ -86,8 +86,8 @@ def read_rotations(module: nn.Module) -> dict[str | None, ModelRotation]:
 def _read(probe: Any, kind: str | None, config: Any, parameters: dict[str, Any]) -> ModelRotation:
     name = type(probe).__name__ if kind is None else f"{type(probe).__name__} of {kind}"
     rope_type, base = parameters.get("rope_type", "default"), parameters.get("rope_theta")
-    if rope_type not in KINDS or base is None:
-        raise ValueError(f"{name} has rope_type {rope_type!r} of base {base}, and posenc knows {', '.join(KINDS)}")
+    if rope_type not in ROPE_TYPES or base is None:
+        raise ValueError(f"{name} has rope_type {rope_type!r} of base {base}, and posenc knows {', '.join(ROPE_TYPES)}")
     kinds = {} if kind is None else {"layer_type": kind}
     if kind is not None and getattr(config, "per_layer_config", None):  # of other heads than the others
         config = config.per_layer_config[kind]

@@ -12,8 +12,8 @@ from typing import Any
 
 from posenc.arguments import number, shown, whole
 from posenc.positions.tiles import Window, window_words
-from posenc.rotation.given import NO_ALIASES, Params
 from posenc.rotation.phases import PairLayout, frequencies
+from posenc.rotation.scaling_parameters import NO_ALIASES, ScalingParameters
 from posenc.rotation.scalings import YaRN
 from posenc.schedule import Schedule, ranges
 from posenc.scheme import Scheme
@@ -133,9 +133,9 @@ class Keys:
             raise self.wrong(name, "must be true or false")
         return bool(value)
 
-    def parameters(self) -> Params:
+    def parameters(self) -> ScalingParameters:
         """rope_parameters, whose entries the caller reads."""
-        return Params(f"{self.model_type}'s rope_parameters", self("rope_parameters"), self.ignored)
+        return ScalingParameters(f"{self.model_type}'s rope_parameters", self("rope_parameters"), self.ignored)
 
     def wrong(self, name: str, why: str) -> ValueError:
         """The error for an invalid value of a key."""
@@ -359,7 +359,7 @@ def rotary(
     """
     read = keys.parameters()
     if of_type is not None:
-        read = Params(read.named(of_type), read.get(of_type), keys.ignored)
+        read = ScalingParameters(read.named(of_type), read.get(of_type), keys.ignored)
         if read.params.get("truncate") is False:
             why = "must be true here, since transformers reads it only outside the layer types"
             raise read.wrong("truncate", why)

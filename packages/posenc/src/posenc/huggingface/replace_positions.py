@@ -31,7 +31,7 @@ from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, check_window
 from posenc.rotary import PairwiseRotary, Rotary
-from posenc.rotation.given import scaling_of
+from posenc.rotation.scaling_parameters import read_scaling
 from posenc.schedule import Schedule, ranges
 from posenc.scheme import Scheme, bare_parts
 from posenc.schemes.rope import RoPE
@@ -357,7 +357,7 @@ def _read(base: Any, what: Any, theta: float, rotary_dim: int) -> Any:
                 f"what has {name} = {shown(what[name])}, and {named(base)} has {value:g}: only the scaling is "
                 f"replaced, so leave {name} out, or change it in the configuration and load the model again"
             )
-    return scaling_of({name: value for name, value in what.items() if name not in own}, theta, head_dim, rotary_dim)
+    return read_scaling({name: value for name, value in what.items() if name not in own}, theta, head_dim, rotary_dim)
 
 
 def replace_scaling(patched: Patched, base: Any, what: Any) -> None:

@@ -25,13 +25,13 @@ TokenMap: TypeAlias = Callable[[Tensor], Tensor]
 """A map per token: x (batch, heads, tokens, head_dim) to the same batch, heads and tokens, in the same dtype."""
 
 
-def unchanged(x: Tensor) -> Tensor:
+def identity(x: Tensor) -> Tensor:
     """The identity map."""
     return x
 
 
 @dataclass(frozen=True, eq=False)
-class Scaled:
+class TokenScale:
     """Multiplies x (batch, heads, tokens, channels) by a number per token, in float32 or wider, rounded once."""
 
     factor: Float[Tensor, "rows heads tokens 1"]
@@ -45,14 +45,14 @@ class Scaled:
 
 
 @dataclass(frozen=True, eq=False)
-class InTurn:
+class MapSequence:
     """Maps that are applied one after the other."""
 
     maps: tuple[TokenMap, ...]
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
         """The mapped x."""
-        return reduce(lambda y, turn: turn(y), self.maps, x)
+        return reduce(lambda y, token_map: token_map(y), self.maps, x)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ class OfHeads:
     """A map of keys, or of queries, (batch, heads, tokens, head_dim) with this number of heads. The wrapped map also
     accepts those with more heads."""
 
-    turn: TokenMap
+    token_map: TokenMap
     heads: int
     side: Literal["keys", "queries"] = "keys"
 
@@ -73,24 +73,24 @@ class OfHeads:
         if x.dim() == 4 and x.size(1) != self.heads:
             hint = FOR_KEY_HEADS if self.side == "keys" else ""
             raise ValueError(f"the rotation was made for {self.side} of {self.heads} heads, got {x.size(1)}{hint}")
-        return self.turn
+        return self.token_map
 
 
-def kind_of(turn: TokenMap) -> Hashable:
+def kind_of(token_map: TokenMap) -> Hashable:
     """What a map does, by its name and the channels and heads that it changes. Queries and keys must not be mapped by
     two maps of a kind."""
-    inside = turn.turn if isinstance(turn, OfHeads) else turn
-    name, told = getattr(inside, "__qualname__", type(inside).__qualname__), getattr(inside, "__dict__", {})
-    return name, *(told[part] for part in ("first", "heads") if isinstance(told.get(part), (int, range)))
+    inside = token_map.token_map if isinstance(token_map, OfHeads) else token_map
+    name, attributes = getattr(inside, "__qualname__", type(inside).__qualname__), getattr(inside, "__dict__", {})
+    return name, *(attributes[part] for part in ("first", "heads") if isinstance(attributes.get(part), (int, range)))
 
 
-def check_fits(what: str, made: Sequence[int], x: Tensor, heads: int | None = None, hint: str = "") -> None:
+def check_fits(what: str, shape: Sequence[int], x: Tensor, heads: int | None = None, hint: str = "") -> None:
     """ValueError, ending with ``hint`` for a wrong number of heads, unless x is (batch, heads, tokens, channels) and
     the (batch, heads, tokens) that ``what`` was made for broadcast to it. ``heads`` is their exact number, if given."""
-    is_misfit = x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True))
+    is_misfit = x.dim() != 4 or any(not one_or(m, n) for m, n in zip(shape, x.shape[:-1], strict=True))
     if is_misfit or (heads is not None and heads != x.size(1)):
-        hint = hint if x.dim() == 4 and not one_or(made[1], x.size(1)) else ""
-        raise ValueError(f"{what} was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}{hint}")
+        hint = hint if x.dim() == 4 and not one_or(shape[1], x.size(1)) else ""
+        raise ValueError(f"{what} was made for (batch, heads, tokens) {tuple(shape)}, got {tuple(x.shape)}{hint}")
 
 
 def shared_by(of_heads: Tensor, heads: int) -> Tensor:
@@ -99,52 +99,53 @@ def shared_by(of_heads: Tensor, heads: int) -> Tensor:
     return of_heads if over or group <= 1 else of_heads.repeat_interleave(group, 1)
 
 
-def in_bands(
+def map_bands(
     maps: Sequence[Sequence[tuple[TokenMap, TokenMap]]], query: Tensor, key: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
     """Queries and keys of each band. ``maps`` are the query and key maps of consecutive rotations: a pair for each
     band, or one for all. Maps that bands share run once. Raises ValueError for several widths."""
-    turned = [(query, key)]
+    rotated = [(query, key)]
     for of_bands in maps:
-        if len(of_bands) == len(turned) == 1:
-            turned = [(of_q(q), of_k(k)) for (of_q, of_k), (q, k) in zip(of_bands, turned, strict=True)]
+        if len(of_bands) == len(rotated) == 1:
+            rotated = [(of_q(q), of_k(k)) for (of_q, of_k), (q, k) in zip(of_bands, rotated, strict=True)]
             continue
-        turned = turned if len(turned) > 1 else turned * len(of_bands)
-        of_bands = of_bands if len(of_bands) > 1 else list(of_bands) * len(turned)
-        known: list[tuple[TokenMap, Tensor, Tensor]] = []
-        turned = [
-            (_once(of_q, q, known), _once(of_k, k, known))
-            for (of_q, of_k), (q, k) in zip(of_bands, turned, strict=True)
+        rotated = rotated if len(rotated) > 1 else rotated * len(of_bands)
+        of_bands = of_bands if len(of_bands) > 1 else list(of_bands) * len(rotated)
+        results: list[tuple[TokenMap, Tensor, Tensor]] = []
+        rotated = [
+            (_map_once(of_q, q, results), _map_once(of_k, k, results))
+            for (of_q, of_k), (q, k) in zip(of_bands, rotated, strict=True)
         ]
-    widths = [x.size(-1) for pair in turned for x in pair]
-    if len(turned) > 1 and len(set(widths)) > 1:
+    widths = [x.size(-1) for pair in rotated for x in pair]
+    if len(rotated) > 1 and len(set(widths)) > 1:
         raise ValueError(
             f"bands must give queries and keys the width that they have for near pairs, {widths[0]}, got {widths}"
         )
-    return turned
+    return rotated
 
 
-def _once(turn: TokenMap, x: Tensor, known: list[tuple[TokenMap, Tensor, Tensor]]) -> Tensor:
-    """``turn(x)``, found among ``known`` or put there."""
-    for same, of, out in known:
-        if of is x and same is turn:  # a graph that depends on the id of a tensor would be recompiled for each tensor
+def _map_once(token_map: TokenMap, x: Tensor, results: list[tuple[TokenMap, Tensor, Tensor]]) -> Tensor:
+    """``token_map(x)``, found among ``results`` or put there."""
+    for same, of, out in results:
+        # By identity, not by id: a graph that depends on the id of a tensor would be recompiled for each tensor.
+        if of is x and same is token_map:
             return out
-    known.append((turn, x, turn(x)))
-    return known[-1][2]
+    results.append((token_map, x, token_map(x)))
+    return results[-1][2]
 
 
-def one_scale(scales: Sequence[float | None]) -> str:
+def several_scales(scales: Sequence[float | None]) -> str:
     """The error message for several rotations that each set the softmax scale."""
     return f"only one rotation can set the softmax scale, got {', '.join(map(shown, scales))}"
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PAIRS = 2048  # rotated by a program of four warps: 16 by a thread, in loads of 16 bytes
-HOW: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
-INSTEAD = "rotations on {} take PyTorch's operations, since the Triton kernel for them cannot run: {}"
-UNTRIED = "a CUDA graph is captured, and nothing was rotated before; run once what is captured"
-PASSING = ("out of memory", "capturing")  # errors that say nothing of the next trial
-_WORKS: dict[torch.device, bool] = {}
+LAUNCH_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
+FALLBACK_WARNING = "rotations on {} take PyTorch's operations, since the Triton kernel for them cannot run: {}"
+UNTRIED_REASON = "a CUDA graph is captured, and nothing was rotated before; run once what is captured"
+TRANSIENT_ERRORS = ("out of memory", "capturing")  # errors that say nothing of the next trial
+_KERNEL_RUNS: dict[torch.device, bool] = {}
 """Whether the kernel runs, for each device that was tried: as many entries as there are devices, and none becomes
 stale, since neither Triton nor the device changes within a process."""
 
@@ -158,30 +159,30 @@ def _kernel() -> Any:
         return None
 
 
-def works_on(device: torch.device) -> bool:
+def kernel_runs_on(device: torch.device) -> bool:
     """Whether the kernel runs on a device, found out by running it. Warns where Triton is installed, but cannot compile
     for the device, or has no C compiler for what launches kernels. Nothing is remembered of a device without memory to
     spare, nor of one where a CUDA graph is captured, on this stream or by another thread."""
     if device.type != "cuda" or not torch.cuda.is_available() or _kernel() is None:
         return False
-    if device in _WORKS:
-        return _WORKS[device]
+    if device in _KERNEL_RUNS:
+        return _KERNEL_RUNS[device]
     if torch.cuda.is_current_stream_capturing():
-        warnings.warn(INSTEAD.format(device, UNTRIED), stacklevel=2)
+        warnings.warn(FALLBACK_WARNING.format(device, UNTRIED_REASON), stacklevel=2)
         return False
     try:
         x = torch.ones(1, 1, 1, 2, device=device)
         rotate_into(x, x, x[..., :1], x[..., 1:], is_interleaved=False)
     except Exception as error:  # compilers raise many kinds
-        warnings.warn(INSTEAD.format(device, error), stacklevel=2)
-        if not any(words in str(error) for words in PASSING):
-            _WORKS[device] = False
+        warnings.warn(FALLBACK_WARNING.format(device, error), stacklevel=2)
+        if not any(words in str(error) for words in TRANSIENT_ERRORS):
+            _KERNEL_RUNS[device] = False
         return False
-    _WORKS[device] = True
+    _KERNEL_RUNS[device] = True
     return True
 
 
-def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
+def kernel_supports(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     """Whether the kernel rotates x: it has no gradients of angles, and nothing but the kernel may be at work here."""
     return (
         not torch.compiler.is_compiling()
@@ -192,7 +193,7 @@ def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
         and cos.shape == sin.shape
         and not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
         and compat.is_plain_memory((x, cos, sin))
-        and works_on(x.device)
+        and kernel_runs_on(x.device)
     )
 
 
@@ -224,14 +225,14 @@ def rotate_into(
             heads, tokens, *rotated, sign,
             WIDTH=width, FIRST=first, PAIRS=pairs, INTERLEAVED=is_interleaved, BLOCK_PAIRS=block,
             BLOCK_WIDTH=1 << (width - 1).bit_length() if has_more else 0,
-            HEADS=of_heads, TOKENS=of_tokens, **HOW,
+            HEADS=of_heads, TOKENS=of_tokens, **LAUNCH_OPTIONS,
         )  # fmt: skip
 
 
 PairLayout = Literal["half", "interleaved"]
 
 
-FURTHEST = 2**53  # beyond it float64 cannot represent every integer
+MAX_POSITION = 2**53  # beyond it float64 cannot represent every integer
 
 
 def exact(device: torch.device | None) -> torch.device | None:
@@ -276,7 +277,7 @@ def coords_of(
 ) -> Shaped[Tensor, "rows tokens axes"]:
     """The coordinates of each token. Raises ValueError, naming ``scheme``, unless positions have ``axes`` axes, with
     the way to build the scheme for them or, if ``made_by`` is given, to make its positions. Also raises the
-    PositionError of `check_held`."""
+    PositionError of `check_representable`."""
     check_type("positions", positions, Positions)
     coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
     if coords.size(-1) != axes:
@@ -285,17 +286,17 @@ def coords_of(
         if (axes, given, made_by) == (2, 1, None):
             how = f"make them with Positions.grid(height, width), or {how}"
         raise ValueError(f"{scheme} takes {takes} per token, got positions of {given} axes: {how}")
-    check_held(positions, scheme)
+    check_representable(positions, scheme)
     return coords
 
 
-def check_held(positions: Positions, scheme: str) -> None:
+def check_representable(positions: Positions, scheme: str) -> None:
     """PositionError, naming ``scheme``, for a position beyond 2**53, where float64 cannot represent every integer, if
     that is known without reading from a GPU."""
     if torch.compiler.is_compiling() or compat.is_transformed():
         return
     for end in positions.layout.bounds or ():
-        if abs(end) > FURTHEST:
+        if abs(end) > MAX_POSITION:
             raise PositionError(
                 f"{scheme} encodes positions from -2**53 to 2**53, since float64 cannot represent every integer beyond "
                 f"that, got {end}"
@@ -393,19 +394,19 @@ class PairRotation:
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
         """The rotated x, in x's dtype. Raises ValueError if the shape of x does not match. If only some heads are
         rotated, x may have fewer heads, each shared by a group of query heads."""
-        return self.fitted_to(x)._turned(x)
+        return self.fitted_to(x)._rotate(x)
 
     def fitted_to(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> PairRotation:
         """The same rotation with cos and sin for the heads of x, (rows or 1, heads or 1, tokens or 1, pairs). Raises
         the errors of a call."""
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
-        fitted = self
+        fitting = self
         if x.dim() == 4 and self.cos.size(1) != 1:
             cos, sin = (shared_by(angle, x.size(1)) for angle in (self.cos, self.sin))
-            fitted = self if cos is self.cos else replace(self, cos=cos, sin=sin)
-        check_fits("the rotation", fitted.cos.shape[:-1], x, hint=FOR_KEY_HEADS)
-        return fitted
+            fitting = self if cos is self.cos else replace(self, cos=cos, sin=sin)
+        check_fits("the rotation", fitting.cos.shape[:-1], x, hint=FOR_KEY_HEADS)
+        return fitting
 
     def of_tokens(self, tokens: slice) -> PairRotation:
         """The rotation of a slice of the tokens."""
@@ -429,14 +430,14 @@ class PairRotation:
     def _is_one_pass(self, x: Tensor) -> bool:
         """Whether the Triton kernel rotates x, which reads channels and heads where it is told that they are."""
         return (
-            takes(x, self.cos, self.sin)
+            kernel_supports(x, self.cos, self.sin)
             and self.first + 2 * self.cos.size(-1) <= x.size(-1)
             and (self.heads is None or self.cos.size(1) == 1)
         )
 
-    def _turned(self, x: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor) -> Tensor:
         if self._is_one_pass(x):
-            return _turned_at_once(x, self, 1.0)
+            return _rotate_by_kernel(x, self, 1.0)
         if self.heads is not None:
             start, stop = self.heads_of(x)
             return torch.cat((x[:, :start], replace(self, heads=None)(x[:, start:stop]), x[:, stop:]), 1)
@@ -448,10 +449,10 @@ class PairRotation:
         # inductor fuses plain operations best, and they support forward-mode derivatives.
         if torch.compiler.is_compiling() or compat.is_forward_mode():
             return _as_one_expression(x, cos, sin, self.layout)
-        return _turned(x, cos, sin, self.layout)
+        return _rotate(x, cos, sin, self.layout)
 
 
-def turned_to(
+def rotation_at(
     coords: Shaped[Tensor, "rows tokens"], head_dim: int, base: float, layout: PairLayout, dtype: torch.dtype
 ) -> PairRotation:
     """The rotation of all channel pairs of head_dim by p base^(-2k/head_dim), in ``dtype``."""
@@ -465,7 +466,7 @@ def _pairs(x: Tensor, pairs: int, layout: PairLayout) -> tuple[Tensor, Tensor]:
     return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
 
 
-def _joined(a: Tensor, b: Tensor, layout: PairLayout) -> Tensor:
+def _join_pairs(a: Tensor, b: Tensor, layout: PairLayout) -> Tensor:
     return torch.stack((a, b), -2 if layout == "half" else -1).flatten(-2)
 
 
@@ -473,55 +474,55 @@ def _as_one_expression(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) 
     """The rotation for inductor, which fuses it into one loop. Rounded before the channels are joined, since inductor
     would otherwise write them in float32 first and round them in another loop."""
     a, b = (half.to(cos.dtype) for half in _pairs(x, cos.size(-1), layout))
-    turned = _joined((a * cos - b * sin).to(x.dtype), (a * sin + b * cos).to(x.dtype), layout)
+    rotated = _join_pairs((a * cos - b * sin).to(x.dtype), (a * sin + b * cos).to(x.dtype), layout)
     rest = x[..., 2 * cos.size(-1) :]
-    return torch.cat((turned, rest), -1) if rest.size(-1) else turned
+    return torch.cat((rotated, rest), -1) if rest.size(-1) else rotated
 
 
 # Elements rotated at a time in half precision on the CPU, so that their float32 copies (4 MB) stay in cache.
-_BLOCK = 2**20
+_BLOCK_ELEMENTS = 2**20
 
 
-def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> None:
+def _rotate_pairs_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> None:
     """The rotation in three passes over memory: x times cos, then each half plus or minus the other times sin."""
     pairs = cos.size(-1)
     if x.size(-1) > 2 * pairs:
         out[..., 2 * pairs :] = x[..., 2 * pairs :]
         x, out = x[..., : 2 * pairs], out[..., : 2 * pairs]
-    torch.mul(x, _joined(cos, cos, layout), out=out)
-    (a, b), (turned_a, turned_b) = _pairs(x, pairs, layout), _pairs(out, pairs, layout)
-    turned_a.addcmul_(b, sin, value=-1)
-    turned_b.addcmul_(a, sin)
+    torch.mul(x, _join_pairs(cos, cos, layout), out=out)
+    (a, b), (rotated_a, rotated_b) = _pairs(x, pairs, layout), _pairs(out, pairs, layout)
+    rotated_a.addcmul_(b, sin, value=-1)
+    rotated_b.addcmul_(a, sin)
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
-    """The turn, with a derivative where one is asked for: PyTorch binds its arguments anew in every call."""
-    is_kept = x.requires_grad or cos.requires_grad or sin.requires_grad
-    if not (is_kept and torch.is_grad_enabled()) and not compat.is_transformed():
-        return _Turn.forward(x, cos, sin, layout)
-    turned: Tensor = _Turn.apply(x, cos, sin, layout)  # type: ignore[no-untyped-call]
-    return turned
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
+    """The rotation, with a derivative where one is asked for: PyTorch binds its arguments anew in every call."""
+    requires_grad = x.requires_grad or cos.requires_grad or sin.requires_grad
+    if not (requires_grad and torch.is_grad_enabled()) and not compat.is_transformed():
+        return _PairRotationFunction.forward(x, cos, sin, layout)
+    rotated: Tensor = _PairRotationFunction.apply(x, cos, sin, layout)  # type: ignore[no-untyped-call]
+    return rotated
 
 
-class _Turn(torch.autograd.Function):
+class _PairRotationFunction(torch.autograd.Function):
     """The rotation in eager mode, where every operation is a pass over memory."""
 
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
         if x.dtype != cos.dtype and x.device.type != "cpu":
-            return _Turn.forward(x.to(cos.dtype), cos, sin, layout).to(x.dtype)
+            return _PairRotationFunction.forward(x.to(cos.dtype), cos, sin, layout).to(x.dtype)
         out = torch.empty_like(x)
         if x.dtype == cos.dtype:
-            _turn_into(out, x, cos, sin, layout)
+            _rotate_pairs_into(out, x, cos, sin, layout)
             return out
-        tokens = max(1, _BLOCK * x.size(-2) // max(1, x.numel()))
+        tokens = max(1, _BLOCK_ELEMENTS * x.size(-2) // max(1, x.numel()))
         for start in range(0, x.size(-2), tokens):
             here = slice(start, start + tokens)
             wide = x[..., here, :].to(cos.dtype)
-            turned = torch.empty_like(wide)
+            rotated = torch.empty_like(wide)
             c, s = (angle if angle.size(-2) == 1 else angle[..., here, :] for angle in (cos, sin))
-            _turn_into(turned, wide, c, s, layout)
-            out[..., here, :] = turned
+            _rotate_pairs_into(rotated, wide, c, s, layout)
+            out[..., here, :] = rotated
         return out
 
     @staticmethod
@@ -535,7 +536,7 @@ class _Turn(torch.autograd.Function):
         (gradient,), (cos, sin, x) = gradients, ctx.saved_tensors
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x = _turned(gradient, cos, -sin, ctx.layout)
+            of_x = _rotate(gradient, cos, -sin, ctx.layout)
         if x is None:
             return of_x, None, None, None
         (a, b), (c, d) = (_pairs(t.to(cos.dtype), cos.size(-1), ctx.layout) for t in (x, gradient))
@@ -547,34 +548,34 @@ class _Turn(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         x = x[None].expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         angles = (t if dim is None else t.movedim(dim, 0) for t, dim in ((cos, in_dims[1]), (sin, in_dims[2])))
-        return _Turn.apply(x, *torch.broadcast_tensors(*angles), layout), 0  # type: ignore[no-untyped-call]
+        return _PairRotationFunction.apply(x, *torch.broadcast_tensors(*angles), layout), 0  # type: ignore[no-untyped-call]
 
 
-def _turned_at_once(x: Tensor, turn: PairRotation, sign: float) -> Tensor:
+def _rotate_by_kernel(x: Tensor, rotation: PairRotation, sign: float) -> Tensor:
     """x rotated by the Triton kernel, or with sign -1 rotated back."""
     if torch.is_grad_enabled() and x.requires_grad:
-        turned: Tensor = _TurnAtOnce.apply(x, turn.cos, turn.sin, turn, sign)  # type: ignore[no-untyped-call]
-        return turned
+        rotated: Tensor = _KernelRotationFunction.apply(x, rotation.cos, rotation.sin, rotation, sign)  # type: ignore[no-untyped-call]
+        return rotated
     x = x if x.stride(-1) == 1 else x.contiguous()
     out = torch.empty_like(x)  # with the order of x's dimensions in memory: that of a projection, if x is a view of one
-    heads = turn.heads_of(x)
-    rotate_into(out, x, turn.cos, turn.sin, turn.layout == "interleaved", turn.first, heads, sign)
+    heads = rotation.heads_of(x)
+    rotate_into(out, x, rotation.cos, rotation.sin, rotation.layout == "interleaved", rotation.first, heads, sign)
     return out
 
 
-class _TurnAtOnce(torch.autograd.Function):
+class _KernelRotationFunction(torch.autograd.Function):
     """Its gradient is rotated back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, turn: PairRotation, sign: float) -> Tensor:
-        ctx.turn, ctx.sign = turn, sign
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, rotation: PairRotation, sign: float) -> Tensor:
+        ctx.rotation, ctx.sign = rotation, sign
         ctx.save_for_backward(cos, sin)
-        return _turned_at_once(x, turn, sign)
+        return _rotate_by_kernel(x, rotation, sign)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
         cos, sin = ctx.saved_tensors
-        turn = replace(ctx.turn, cos=cos, sin=sin)
-        if turn._is_one_pass(gradient):
-            return _turned_at_once(gradient, turn, -ctx.sign), None, None, None, None
-        return (turn.inverse() if ctx.sign > 0 else turn)(gradient), None, None, None, None
+        rotation = replace(ctx.rotation, cos=cos, sin=sin)
+        if rotation._is_one_pass(gradient):
+            return _rotate_by_kernel(gradient, rotation, -ctx.sign), None, None, None, None
+        return (rotation.inverse() if ctx.sign > 0 else rotation)(gradient), None, None, None, None

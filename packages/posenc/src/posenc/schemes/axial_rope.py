@@ -14,7 +14,7 @@ from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.validation import extent_of
 from posenc.rotary import Rotary, multiple_of_4
-from posenc.rotation.phases import InTurn, PairLayout, PairRotation, coords_of, frequencies
+from posenc.rotation.phases import MapSequence, PairLayout, PairRotation, coords_of, frequencies
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 Name = Literal["index", "llama4", "pe", "eva", "dinov3", "gemma4"]
@@ -165,11 +165,12 @@ class AxialRoPE(Rotary):
         rotation = super().rotation(positions, dtype, context)
         if not CONVENTIONS[self.convention].apart:
             return rotation
-        turn, pairs = rotation.query, self.rotary_dim // 4
-        assert isinstance(turn, PairRotation)
-        columns = replace(turn, cos=turn.cos[..., :pairs], sin=turn.sin[..., :pairs])
-        rows = replace(turn, cos=turn.cos[..., pairs:], sin=turn.sin[..., pairs:], first=2 * pairs)
-        both = InTurn((columns, rows))
+        pair_rotation, pairs = rotation.query, self.rotary_dim // 4
+        assert isinstance(pair_rotation, PairRotation)
+        cos, sin = pair_rotation.cos, pair_rotation.sin
+        columns = replace(pair_rotation, cos=cos[..., :pairs], sin=sin[..., :pairs])
+        rows = replace(pair_rotation, cos=cos[..., pairs:], sin=sin[..., pairs:], first=2 * pairs)
+        both = MapSequence((columns, rows))
         return Rotation(both, both)
 
 

@@ -16,7 +16,16 @@ from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.tiles import check_index
 from posenc.positions.validation import is_readable
-from posenc.rotation.phases import InTurn, PairRotation, TokenMap, check_fits, coords_of, frequencies, in_double, phases
+from posenc.rotation.phases import (
+    MapSequence,
+    PairRotation,
+    TokenMap,
+    check_fits,
+    coords_of,
+    frequencies,
+    in_double,
+    phases,
+)
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 
@@ -128,20 +137,20 @@ class Cameras(Scheme):
 
         projections = self.projections()
         inverses, _ = torch.linalg.inv_ex(projections)
-        turns: list[PairRotation] = []
+        rotations: list[PairRotation] = []
         if self.rotary_dim:
             theta = frequencies(self.rotary_dim // 2, self.base, coords.device)
             for n, axis in enumerate((2, 1)):
                 first = self.camera_dim + n * self.rotary_dim // 2
                 angle = -phases(coords[..., axis], theta)
-                turns.append(PairRotation.by(angle, coords, dtype, "half", self.head_dim, first))
+                rotations.append(PairRotation.by(angle, coords, dtype, "half", self.head_dim, first))
 
-        def together(matrices: Tensor, turns: Sequence[TokenMap]) -> TokenMap:
-            return InTurn((EachFour(each(matrices), self.camera_dim, self.head_dim), *turns))
+        def together(matrices: Tensor, rotations: Sequence[TokenMap]) -> TokenMap:
+            return MapSequence((EachFour(each(matrices), self.camera_dim, self.head_dim), *rotations))
 
-        of_keys = together(inverses, turns)
-        back = [turn.inverse() for turn in turns]
-        return Rotation(together(projections.mT, turns), of_keys, of_keys, together(projections, back))
+        of_keys = together(inverses, rotations)
+        back = [rotation.inverse() for rotation in rotations]
+        return Rotation(together(projections.mT, rotations), of_keys, of_keys, together(projections, back))
 
 
 @dataclass(frozen=True, eq=False)

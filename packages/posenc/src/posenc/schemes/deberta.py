@@ -16,7 +16,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, RelativeDot
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import in_double, unchanged
+from posenc.rotation.phases import identity, in_double
 from posenc.scheme import Scheme, uninitialized, uninitialized_table
 from posenc.schemes.entry import Entry, Law, lines
 
@@ -138,7 +138,7 @@ class DeBERTa(Scheme):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """Unchanged queries and keys: only the scale differs."""
-        return Rotation(unchanged, unchanged)
+        return Rotation(identity, identity)
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None

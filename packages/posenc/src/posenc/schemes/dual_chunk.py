@@ -57,7 +57,8 @@ class DualChunk(PairwiseRotary):
         c = self.chunk - self.local
         within = p.remainder(c)
         last = p.new_full((1, 1), min(2 * c - 1, self.chunk))
-        own, before, further = (self.turned_to(at, dtype) for at in (within, (within + c).clamp(max=self.chunk), last))
+        places = within, (within + c).clamp(max=self.chunk), last
+        own, before, further = (self.rotation_at(place, dtype) for place in places)
         return Rotation(own, own, bands=(Band(1, before, own), Band(2, further, own)), chunk=c)
 
 

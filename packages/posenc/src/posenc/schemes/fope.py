@@ -99,8 +99,8 @@ class FoPE(Scheme):
         waves = (angle.cos() @ coefficients[0], angle.sin() @ coefficients[1])
         rest = self.head_dim // 2 - self.series
         cos, sin = (F.pad(wave, (0, rest), value=1.0).to(dtype=dtype, device=coords.device) for wave in waves)
-        turn = PairRotation(cos, sin, self.layout, self.head_dim)
-        return Rotation(turn, OfHeads(turn, mine.size(1)))
+        token_map = PairRotation(cos, sin, self.layout, self.head_dim)
+        return Rotation(token_map, OfHeads(token_map, mine.size(1)))
 
 
 ENTRY = Entry(

@@ -12,7 +12,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, Pieces, RelativeDot
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import Scaled, in_double, log_length_scale, unchanged
+from posenc.rotation.phases import TokenScale, identity, in_double, log_length_scale
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 
@@ -76,7 +76,7 @@ class Inkling(Scheme):
     ) -> Rotation | None:
         if self.length is None:
             return None
-        return Rotation(Scaled(_factor(self.length, self.strength, positions, dtype)), unchanged)
+        return Rotation(TokenScale(_factor(self.length, self.strength, positions, dtype)), identity)
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
         distance = Distance("Inkling", integral=True, tail="constant", past=self.extent)

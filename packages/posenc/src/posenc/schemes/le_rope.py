@@ -5,8 +5,8 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from posenc.rotary import Rotary
-from posenc.rotation.given import Given
 from posenc.rotation.phases import PairLayout, in_double
+from posenc.rotation.scaling_parameters import ScalingLike
 from posenc.schemes.entry import ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 
@@ -33,7 +33,7 @@ class LeRoPE(Rotary):
         layout: PairLayout = "interleaved",
         rotary_dim: int | None = None,
         *,
-        scaling: Given | None = None,
+        scaling: ScalingLike | None = None,
         first_channel: int = 0,
     ) -> None:
         super().__init__(head_dim, base, layout, rotary_dim, scaling=scaling, first_channel=first_channel)

@@ -72,8 +72,8 @@ class LieRE(Scheme):
         upper = in_double(mine).triu(1)
         summed = torch.einsum("rta,ahnij->rhtnij", in_double(coords), upper - upper.mT)
         matrices = torch.linalg.matrix_exp(summed.contiguous())  # matrix_exp needs a contiguous input
-        turn = BlockRotation(matrices.to(dtype=dtype, device=coords.device), self.head_dim)
-        return Rotation(turn, turn if self.num_heads is None else OfHeads(turn, mine.size(1)))
+        token_map = BlockRotation(matrices.to(dtype=dtype, device=coords.device), self.head_dim)
+        return Rotation(token_map, token_map if self.num_heads is None else OfHeads(token_map, mine.size(1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,8 +93,8 @@ class BlockRotation:
         blocks, size = matrices.shape[-3:-1]
         parts = x[..., : blocks * size].to(dtype).unflatten(-1, (blocks, size, 1))
         with compat.without_autocast(x):
-            turned = (matrices.to(dtype) @ parts).flatten(-3).to(x.dtype)
-        return torch.cat((turned, x[..., blocks * size :]), -1)
+            mapped = (matrices.to(dtype) @ parts).flatten(-3).to(x.dtype)
+        return torch.cat((mapped, x[..., blocks * size :]), -1)
 
 
 ENTRY = Entry(

@@ -69,8 +69,8 @@ class MixedRoPE(Scheme):
         y, x = in_double(coords)[:, None, :, :, None].unbind(-2)
         mine = self.frequencies if context is None else context.of_heads(self.frequencies, 1)
         f_x, f_y = in_double(mine)[:, :, None]
-        turn = PairRotation.by(x * f_x + y * f_y, coords, dtype, "interleaved", self.head_dim)
-        return Rotation(turn, OfHeads(turn, mine.size(1)))
+        token_map = PairRotation.by(x * f_x + y * f_y, coords, dtype, "interleaved", self.head_dim)
+        return Rotation(token_map, OfHeads(token_map, mine.size(1)))
 
 
 ENTRY = Entry(

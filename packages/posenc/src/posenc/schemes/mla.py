@@ -10,9 +10,9 @@ from torch import Tensor
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotary import Rotary, first_of_last
-from posenc.rotation.given import Given
+from posenc.rotary import Rotary, last_channels_start
 from posenc.rotation.phases import PairLayout, PairRotation
+from posenc.rotation.scaling_parameters import ScalingLike
 from posenc.rotation.scalings import YaRN
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_PAIRS, Entry, lines
 
@@ -72,9 +72,9 @@ class MLA(Rotary):
         base: float = 10_000.0,
         layout: PairLayout = "interleaved",
         *,
-        scaling: Given | None = None,
+        scaling: ScalingLike | None = None,
     ) -> None:
-        first = first_of_last("rope_dim", rope_dim, head_dim)
+        first = last_channels_start("rope_dim", rope_dim, head_dim)
         super().__init__(head_dim, base, layout, rope_dim, scaling=scaling, first_channel=first)
         self.rope_dim = self.rotary_dim
 
@@ -89,8 +89,8 @@ class MLA(Rotary):
     ) -> Rotation:
         made = super().rotation(positions, dtype, context).query
         assert isinstance(made, PairRotation)
-        turn = SliceRotation(made)
-        return Rotation(turn, turn)
+        token_map = SliceRotation(made)
+        return Rotation(token_map, token_map)
 
 
 ENTRY = Entry(

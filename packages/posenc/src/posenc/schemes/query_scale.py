@@ -12,7 +12,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, PositionError, Positions
 from posenc.positions.validation import is_readable
-from posenc.rotation.phases import Scaled, in_double, log_length_scale, unchanged
+from posenc.rotation.phases import TokenScale, identity, in_double, log_length_scale
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 
@@ -144,7 +144,7 @@ class QueryScale(Scheme):
         if self.needs_lengths:
             lengths = positions.lengths if context is None or context.lengths is None else context.lengths
             of_rows = self._factor(in_double(lengths)[:, None]).to(dtype=dtype, device=coords.device)
-            return Rotation(Scaled(of_rows[:, None, :, None]), unchanged)
+            return Rotation(TokenScale(of_rows[:, None, :, None]), identity)
         real = positions.document != PADDING
         if is_readable(coords) and bool((coords < 0).logical_and(real).any()):
             lowest = coords.masked_fill(~real.expand(coords.shape), 0).min().item()
@@ -154,7 +154,7 @@ class QueryScale(Scheme):
             factor = self._learned(n.log().to(dtype=dtype, device=coords.device), context)
         else:
             factor = self._factor(n).to(dtype=dtype, device=coords.device)[:, None]
-        return Rotation(Scaled(factor[..., None], factor.size(1) if self.form in LEARNED else None), unchanged)
+        return Rotation(TokenScale(factor[..., None], factor.size(1) if self.form in LEARNED else None), identity)
 
 
 ENTRY = Entry(

@@ -7,7 +7,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import PairwiseRotary
-from posenc.rotation.phases import PairLayout, check_held, in_double, unchanged
+from posenc.rotation.phases import PairLayout, check_representable, identity, in_double
 from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
@@ -52,14 +52,14 @@ class ReRoPE(PairwiseRotary):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         p = positions.scalar("ReRoPE")
-        check_held(positions, "ReRoPE")
+        check_representable(positions, "ReRoPE")
         w, leak = self.window, self.leak
-        near = self.turned_to(p, dtype)
+        near = self.rotation_at(p, dtype)
         if leak == 0:
-            far = Band(w, self.turned_to(p.new_full((1, 1), w), dtype), unchanged)  # a key at 0
+            far = Band(w, self.rotation_at(p.new_full((1, 1), w), dtype), identity)  # a key at 0
         else:
             shrunk = leak * in_double(p)
-            far = Band(w, self.turned_to(shrunk + (1 - leak) * w, dtype), self.turned_to(shrunk, dtype))
+            far = Band(w, self.rotation_at(shrunk + (1 - leak) * w, dtype), self.rotation_at(shrunk, dtype))
         return Rotation(near, near, bands=(far,))
 
 

@@ -118,8 +118,8 @@ class EachChannel:
         check_fits("the rotation", self.cos.shape[:-1], x)
         dtype = torch.promote_types(x.dtype, torch.float32)
         pairs = x[..., : self.cos.size(-1)].to(dtype).unflatten(-1, (-1, 2))
-        turned = torch.stack((-pairs[..., 1], pairs[..., 0]), -1)
-        mapped = pairs.flatten(-2) * self.cos.to(dtype) + turned.flatten(-2) * self.sin.to(dtype)
+        swapped = torch.stack((-pairs[..., 1], pairs[..., 0]), -1)
+        mapped = pairs.flatten(-2) * self.cos.to(dtype) + swapped.flatten(-2) * self.sin.to(dtype)
         return torch.cat((mapped.to(x.dtype), x[..., self.cos.size(-1) :]), -1)
 
 

@@ -1,8 +1,8 @@
 """Rotated values: rotates the last channels of queries, keys and values, and rotates the output back."""
 
-from posenc.rotary import Rotary, first_of_last
-from posenc.rotation.given import Given
+from posenc.rotary import Rotary, last_channels_start
 from posenc.rotation.phases import PairLayout
+from posenc.rotation.scaling_parameters import ScalingLike
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_PAIRS, Entry, lines
 
 
@@ -33,9 +33,9 @@ class RotatedValues(Rotary):
         base: float = 10_000.0,
         layout: PairLayout = "interleaved",
         *,
-        scaling: Given | None = None,
+        scaling: ScalingLike | None = None,
     ) -> None:
-        first = first_of_last("rotary_dim", rotary_dim, head_dim)
+        first = last_channels_start("rotary_dim", rotary_dim, head_dim)
         super().__init__(head_dim, base, layout, rotary_dim, scaling=scaling, first_channel=first, values=True)
 
 

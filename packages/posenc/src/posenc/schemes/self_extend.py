@@ -7,7 +7,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import PairwiseRotary
-from posenc.rotation.phases import PairLayout, check_held
+from posenc.rotation.phases import PairLayout, check_representable
 from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
@@ -44,10 +44,10 @@ class SelfExtend(PairwiseRotary):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         p = positions.scalar("SelfExtend")
-        check_held(positions, "SelfExtend")
+        check_representable(positions, "SelfExtend")
         grouped = p.div(self.group, rounding_mode="floor")
         shift = self.window - self.window // self.group
-        near, far_query, far_key = (self.turned_to(at, dtype) for at in (p, grouped + shift, grouped))
+        near, far_query, far_key = (self.rotation_at(at, dtype) for at in (p, grouped + shift, grouped))
         return Rotation(near, near, bands=(Band(self.window, far_query, far_key),))
 
 

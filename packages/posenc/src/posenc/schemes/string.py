@@ -101,8 +101,8 @@ class STRING(Scheme):
         coords = coords_of(positions, self.axes, "STRING")
         basis, theta = self._basis(context), self._theta(context)
         angle = (in_double(coords)[:, None, :, :, None] * theta.movedim(0, 1)[None, :, None]).sum(-2)
-        turn = PairRotation.by(angle, coords, dtype, "half", self.head_dim)
-        of_both = InBasis(basis.to(dtype=dtype, device=coords.device), turn)
+        pair_rotation = PairRotation.by(angle, coords, dtype, "half", self.head_dim)
+        of_both = InBasis(basis.to(dtype=dtype, device=coords.device), pair_rotation)
         return Rotation(of_both, of_both if self.num_heads is None else OfHeads(of_both, theta.size(1)))
 
     def _mine(self, parameter: Tensor, axis: int, context: Context | None) -> Float64[Tensor, "..."]:
@@ -141,16 +141,16 @@ class InBasis:
     """Rotates P x. Half-precision x is multiplied and rotated in float32 and rounded once."""
 
     basis: Float[Tensor, "heads d d"]
-    turn: PairRotation
+    pair_rotation: PairRotation
 
     def __call__(self, x: Float[Tensor, "batch heads tokens d"]) -> Float[Tensor, "batch heads tokens d"]:
-        if x.size(-1) != self.turn.head_dim:
-            return self.turn(x)  # raises
+        if x.size(-1) != self.pair_rotation.head_dim:
+            return self.pair_rotation(x)  # raises
         dtype = torch.promote_types(x.dtype, torch.float32)
         basis = shared_by(self.basis[None], x.size(1))[0].to(dtype)
         if not one_or(basis.size(0), x.size(1)):
-            return self.turn(x)  # raises
-        return self.turn(x.to(dtype) @ basis.mT).to(x.dtype)
+            return self.pair_rotation(x)  # raises
+        return self.pair_rotation(x.to(dtype) @ basis.mT).to(x.dtype)
 
 
 ENTRY = Entry(

@@ -40,7 +40,7 @@ class Decaying:
     """
 
     side: Literal["query", "key"]
-    turn: PairRotation  # without decay
+    pair_rotation: PairRotation  # without decay
     decay: Float64[Tensor, " pairs"]
     place: Float64[Tensor, "rows tokens"]  # relative to the middle of the queries
     asking: Float64[Tensor, "rows queries"]  # the places of the queries
@@ -65,12 +65,12 @@ class Decaying:
             p = p.clamp(max=math.inf if self.span is None else reach / 2)
         dtype = torch.promote_types(x.dtype, torch.float32)
         length = self._lengths(p).to(device=x.device, dtype=dtype)
-        return (self.turn(x.to(dtype))[..., None, :] * length[:, None]).flatten(-2).to(x.dtype)
+        return (self.pair_rotation(x.to(dtype))[..., None, :] * length[:, None]).flatten(-2).to(x.dtype)
 
     def _lengths(self, p: Tensor) -> Float64[Tensor, "rows tokens blocks head_dim"]:
         """e^(decay p) for both channels of every pair."""
         length = (p[..., None] * self.decay).exp()
-        return torch.stack((length, length), -2 if self.turn.layout == "half" else -1).flatten(-2)
+        return torch.stack((length, length), -2 if self.pair_rotation.layout == "half" else -1).flatten(-2)
 
 
 class XPos(PairwiseRotary):
@@ -142,7 +142,7 @@ class XPos(PairwiseRotary):
             coords = coords_of(positions, 1, "XPos")[..., 0]
             place = asking if positions is queries else _places(positions, origin)
             return Decaying(
-                name, self.turned_to(coords, dtype), self._decay(place.device), place, asking, fastest, span
+                name, self.rotation_at(coords, dtype), self._decay(place.device), place, asking, fastest, span
             )
 
         of_queries, of_keys = side("query", queries), side("key", keys)

@@ -6,16 +6,16 @@ from typing import Any, TypeAlias
 from posenc.arguments import number, shown, whole
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Proportional, Scaling, YaRN
 
-Given: TypeAlias = Scaling | Mapping[str, Any] | str
+ScalingLike: TypeAlias = Scaling | Mapping[str, Any] | str
 """What ``scaling=`` accepts."""
 
-KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
-HARMLESS = frozenset({"finetuned"})  # of Yarn-Llama-2
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
+IGNORED_KEYS = frozenset({"finetuned"})  # of Yarn-Llama-2
 """Entries of published dictionaries that no code reads."""
 NO_ALIASES: Mapping[str, str] = {}
 
 
-class Params:
+class ScalingParameters:
     """A dictionary with a rope_type that records which keys were read. ``end()`` raises ValueError for others.
 
     ``where`` is what errors call it; ``ignored`` are the keys that mean nothing, if the caller can name some.
@@ -25,7 +25,7 @@ class Params:
         if not isinstance(params, Mapping):
             raise ValueError(f"{where} must be a dictionary, got {shown(params)}")
         self.where, self.params, self.ignored = where, params, ignored
-        self.was_read: set[str] = set(HARMLESS.union(ignored or ()))
+        self.was_read: set[str] = set(IGNORED_KEYS.union(ignored or ()))
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, or ``default`` where there is none, or None."""
@@ -71,8 +71,8 @@ class Params:
         ``share`` is that of the channels that "proportional" rotates. ``longest`` is max_position_embeddings, from
         which transformers takes lengths and factors that are not in the dictionary.
         """
-        if kind not in KINDS:
-            raise ValueError(f"{self.named('rope_type')} must be one of {', '.join(KINDS)}, got {kind!r}")
+        if kind not in ROPE_TYPES:
+            raise ValueError(f"{self.named('rope_type')} must be one of {', '.join(ROPE_TYPES)}, got {kind!r}")
         if kind == "default":
             return None
         if kind == "linear":
@@ -124,34 +124,34 @@ class Params:
                 )
 
 
-def scaling_of(given: Mapping[str, Any] | str, base: float, head_dim: int, rotary_dim: int) -> Scaling | None:
+def read_scaling(parameters: Mapping[str, Any] | str, base: float, head_dim: int, rotary_dim: int) -> Scaling | None:
     """The scaling of a dictionary with a ``rope_type``, or of a name; None for "default".
 
-    >>> scaling_of({"rope_type": "linear", "factor": 4.0}, 10_000.0, 64, 64)
+    >>> read_scaling({"rope_type": "linear", "factor": 4.0}, 10_000.0, 64, 64)
     PositionInterpolation(factor=4.0)
 
     Keys and their meaning are transformers'. ``rope_theta`` and ``partial_rotary_factor`` must agree with the base and
     the rotated channels. Only "default" and "llama3", with the numbers of Llama 3.1, need no dictionary.
     Raises ValueError for an unknown type, and for a key that is unknown, missing, or contradicts another.
     """
-    if isinstance(given, str):
-        if given not in ("default", "llama3"):
+    if isinstance(parameters, str):
+        if parameters not in ("default", "llama3"):
             raise ValueError(
                 f"scaling must be 'default', 'llama3', a dictionary such as {{'rope_type': 'yarn', 'factor': 4.0, "
-                f"'original_max_position_embeddings': 4096}}, or a scaling such as YaRN(4.0, 4096), got {given!r}"
+                f"'original_max_position_embeddings': 4096}}, or a scaling such as YaRN(4.0, 4096), got {parameters!r}"
             )
-        return Llama3() if given == "llama3" else None
-    read = Params("scaling", given)
+        return Llama3() if parameters == "llama3" else None
+    read = ScalingParameters("scaling", parameters)
     if read.get("rope_type", read.get("type")) is None:
-        for name, value in given.items():
+        for name, value in parameters.items():
             if isinstance(value, Mapping):
-                names = ", ".join(map(str, given))
+                names = ", ".join(map(str, parameters))
                 raise ValueError(f"scaling must be of one type of layers, got {names}: pass scaling[{name!r}]")
-        raise read.wrong("rope_type", f"must be one of {', '.join(KINDS)}")
+        raise read.wrong("rope_type", f"must be one of {', '.join(ROPE_TYPES)}")
     kind, share = read.kind(), read.optional("partial_rotary_factor")
     if read.get("rope_theta", base) != base:
         raise ValueError(
-            f"scaling['rope_theta'] must be the base, {base:g}, got {given['rope_theta']}: pass it as base="
+            f"scaling['rope_theta'] must be the base, {base:g}, got {parameters['rope_theta']}: pass it as base="
         )
     if kind != "proportional" and share is not None and int(head_dim * share) != rotary_dim:
         raise ValueError(
