@@ -13,7 +13,7 @@ import posenc
 from posenc import Positions, Scheme
 from posenc.command.cli import main
 from posenc.encoding import claims
-from posenc.encoding.claims import ClaimError, tried
+from posenc.encoding.claims import ClaimError, checking_claims
 from posenc.encoding.pieces import Bias, Distance, Function, RelativeDot, Value
 from tests.backends.parity_cases import KINDS, built
 from tests.rows import with_more
@@ -95,9 +95,9 @@ FALSE: dict[str, tuple[Scheme, str]] = {
 
 @pytest.mark.parametrize("name", FALSE)
 def test_a_false_claim_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "_is_on", False)
+    monkeypatch.setattr(claims, "_is_checking", False)
     scheme, words = FALSE[name]
-    with tried(), pytest.raises(ClaimError, match=f"^Mine: .*{words}"):
+    with checking_claims(), pytest.raises(ClaimError, match=f"^Mine: .*{words}"):
         (posenc.NoPE() + scheme)(Positions.grid(1, 2) if "two axes" in name else Positions.arange(2))
     if "axes" not in name:
         scheme(Positions.arange(2))  # to try it costs time, and is not done unless it is asked for
@@ -119,14 +119,14 @@ TRUE: dict[str, Scheme] = {
 
 @pytest.mark.parametrize("name", TRUE)
 def test_a_true_claim_is_believed(name: str) -> None:
-    with tried():
+    with checking_claims():
         TRUE[name](Positions.arange(2))
 
 
 @pytest.mark.parametrize("dtype", with_more([torch.float32], [torch.float64, torch.bfloat16]))
 def test_no_scheme_is_accused(dtype: torch.dtype) -> None:
     """All of the catalog, and those beside it, of 12 heads and parameters of order 1."""
-    with tried():
+    with checking_claims():
         for name, kind in KINDS.items():
             built(name, heads=12, dtype=dtype)(kind.at(Positions.arange(3)))
 
@@ -158,4 +158,4 @@ def test_a_command_tries_it_before_anything_else(tmp_path: Path, capsys: pytest.
     assert main(["laws", "--schemes", f"{tmp_path}/claimed.py:Mine"]) == 1
     said = capsys.readouterr().err
     assert "posenc: error: Mine: its Bias declares tail='constant' and past=8, but at distance -8.5 head" in said
-    assert claims._is_on is sys.flags.dev_mode
+    assert claims._is_checking is sys.flags.dev_mode

@@ -17,7 +17,7 @@ import torch
 
 from posenc.arguments import number, shown, whole
 from posenc.command.progress import Progress
-from posenc.encoding.claims import ClaimError, tried
+from posenc.encoding.claims import ClaimError, checking_claims
 from posenc_check import watch
 from posenc_check.checks import CHECKS
 from posenc_check.outcome import Outcome, describe_error, outcome_of, own_line
@@ -206,7 +206,7 @@ def prepare_in_time(subject: Subject, seconds: float, name: str) -> tuple[Subjec
     allowed = PREPARATION_FACTOR * require_seconds(seconds)
     watch.record_stage(f"{name}: before the checks", allowed + SECONDS_OF_GRACE + SECONDS_UNTIL_KILL)
     try:
-        with _time_limit(time.monotonic() + allowed), tried():
+        with _time_limit(time.monotonic() + allowed), checking_claims():
             return prepare_subject(subject)
     except _TimeIsUp:
         raise ValueError(f"the subject does not return within {allowed:g} s, ten times `seconds`") from None

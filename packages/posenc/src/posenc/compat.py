@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 PLAIN = (Tensor, torch.nn.Parameter)  # classes without operations of their own
 # A guess; with two, one thread was as fast, and safe on a busy machine (docs/decisions/010-kernel-in-cpp.md).
-FEW_THREADS = 8
+MAX_THREADS_TO_SWITCH = 8
 
 
 def is_forward_mode() -> bool:
@@ -181,7 +181,7 @@ def single_threaded() -> Iterator[int]:
     """
     threads = torch.get_num_threads()
     setting = openmp("omp_set_num_threads")
-    if setting is None or threads > FEW_THREADS:
+    if setting is None or threads > MAX_THREADS_TO_SWITCH:
         yield threads
         return
     setting(1)

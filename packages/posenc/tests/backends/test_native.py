@@ -209,14 +209,14 @@ def test_two_networks_at_once_are_refused() -> None:
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("threads", [1, 3, compat.FEW_THREADS + 1])
+@pytest.mark.parametrize("threads", [1, 3, compat.MAX_THREADS_TO_SWITCH + 1])
 def test_beside_the_kernel_torch_computes_by_itself_where_threads_are_few(threads: int) -> None:
     made = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
         with compat.single_threaded() as given:
             assert given == threads
-            assert torch.get_num_threads() == (1 if threads <= compat.FEW_THREADS else threads)
+            assert torch.get_num_threads() == (1 if threads <= compat.MAX_THREADS_TO_SWITCH else threads)
         assert torch.get_num_threads() == threads
         with pytest.raises(KeyError), compat.single_threaded():
             raise KeyError

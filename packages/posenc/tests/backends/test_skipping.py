@@ -14,7 +14,7 @@ from posenc.backends.blockwise import counted_blocks
 from posenc.backends.call import Call
 from posenc.encoding.pieces import Bias, CumulativeBias, Distance
 from posenc.models import ForwardPass, KVCache
-from posenc.models.cache import NORMS
+from posenc.models.cache import NORMS_FEATURE
 from posenc.scheme import Scheme
 from tests.rounding import of_sums
 from tests.rows import every_second, with_more
@@ -246,13 +246,13 @@ def test_places_that_nobody_knows_are_not_taken_for_the_same() -> None:
 def test_a_forward_pass_keeps_the_lengths_of_its_keys_where_its_scheme_fades() -> None:
     """In pieces of the cache, with keys that are rotated first."""
     q, k, v = (torch.randn(1, HEADS, 700, 16) for _ in range(3))
-    for scheme, names in ((posenc.RoPE(16) + ALiBi(HEADS), {f"feature {NORMS}"}), (posenc.RoPE(16), set())):
+    for scheme, names in ((posenc.RoPE(16) + ALiBi(HEADS), {f"feature {NORMS_FEATURE}"}), (posenc.RoPE(16), set())):
         cache, outs = KVCache(), []
         with torch.no_grad():
             for start, stop in ((0, 690), (690, 700)):
                 with ForwardPass(scheme, Positions.arange(stop - start, start=start), cache) as step:
                     part = slice(start, stop)
                     outs.append(step.attention(q[:, :, part], k[:, :, part], v[:, :, part]))
-        assert set(cache._kept[0]) == {"key", "value"} | names
+        assert set(cache._layers[0]) == {"key", "value"} | names
         whole = posenc.attention(q, k, v, scheme, is_causal=True, backend="reference")
         torch.testing.assert_close(torch.cat(outs, 2), whole)

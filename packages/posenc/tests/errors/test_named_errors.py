@@ -129,7 +129,7 @@ NO_POSITIONS: tuple[tuple[Any, str], ...] = (
 # -- schemes -----------------------------------------------------------------------------------------------------------
 
 SIX = {"num_heads": 6}
-NORMS = {"query_norm": 1.0, "key_norm": 1.0, "scale": 0.5}
+NORMS_FEATURE = {"query_norm": 1.0, "key_norm": 1.0, "scale": 0.5}
 
 # Arguments that are wrong without another, or may be any number of their type.
 NOT_ALONE = {"shift", "jitter", "rescale", "QueryScale.length", "QueryScale.strength"}
@@ -297,14 +297,20 @@ DOORS: dict[str, list[Row]] = {
         ),
     ],
     "Scheme.horizon": [
-        *sizes(ALiBi(6).horizon, NORMS | {"length": 9}, "length"),
+        *sizes(ALiBi(6).horizon, NORMS_FEATURE | {"length": 9}, "length"),
         *(
             row
             for name in ("query_norm", "key_norm")
-            for row in numbers(ALiBi(6).horizon, NORMS | {"length": 9}, name, 0)
+            for row in numbers(ALiBi(6).horizon, NORMS_FEATURE | {"length": 9}, name, 0)
         ),
-        *numbers(ALiBi(6).horizon, NORMS | {"length": 9}, "scale", 0),
-        *each(ALiBi(6).horizon, NORMS | {"length": 9}, "skip_below", [(1.0, "1.0"), (-0.5, "-0.5")], "within [0, 1)"),
+        *numbers(ALiBi(6).horizon, NORMS_FEATURE | {"length": 9}, "scale", 0),
+        *each(
+            ALiBi(6).horizon,
+            NORMS_FEATURE | {"length": 9},
+            "skip_below",
+            [(1.0, "1.0"), (-0.5, "-0.5")],
+            "within [0, 1)",
+        ),
     ],
     "Scheme.pairs": [
         *each(ALiBi(6).pairs, {}, "query_positions", NO_POSITIONS, "a Positions"),
@@ -1087,8 +1093,8 @@ def works() -> tuple[Tensor, ...]:
     with torch.no_grad():
         out = attention(Q, K, V, RoPE(HEAD_DIM) + ALiBi(HEADS), attn_mask=SEEN, is_causal=True)
         assert isinstance(out, Tensor)
-        held = FILLED._kept[0].values()
-        return out, DECODER(TOKENS), ENCODER(TOKENS), CLASSIFIER(IMAGES), *held, torch.tensor(len(FILLED._kept))
+        held = FILLED._layers[0].values()
+        return out, DECODER(TOKENS), ENCODER(TOKENS), CLASSIFIER(IMAGES), *held, torch.tensor(len(FILLED._layers))
 
 
 WORKED = works()

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from posenc import Positions
 from posenc.encoding import context as room
-from posenc.encoding.context import readings
+from posenc.encoding.context import cumulative_sums
 from posenc.schemes import fox
 from tests.mutants import Mutant, oracles
 
@@ -19,8 +19,8 @@ def gate(bug: str, wrong: Callable[[Tensor, Positions], Tensor]) -> Mutant:
 
 
 def clock(bug: str, wrong: Callable[..., Tensor]) -> Mutant:
-    """``room.readings`` is what makes a clock of steps."""
-    return Mutant(bug, room, "readings", wrong, COMPARED)
+    """``room.cumulative_sums`` is what makes a clock of steps."""
+    return Mutant(bug, room, "cumulative_sums", wrong, COMPARED)
 
 
 def by_index(steps: Tensor, positions: Positions, at: Positions | None = None) -> Tensor:
@@ -31,7 +31,7 @@ def by_index(steps: Tensor, positions: Positions, at: Positions | None = None) -
 def its_own_left_out(steps: Tensor, positions: Positions, at: Positions | None = None) -> Tensor:
     """The query's own gate, and not the key's, goes missing."""
     own = steps if at is None else steps[..., steps.size(-1) - len(at) :]
-    return readings(steps, positions, at) - own
+    return cumulative_sums(steps, positions, at) - own
 
 
 MUTANTS = (

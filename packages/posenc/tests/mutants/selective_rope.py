@@ -12,7 +12,7 @@ COMPARED = oracles("selective_rope")
 
 
 MUTANTS = (
-    Mutant("does not sum up", room, "readings", lambda steps, positions, at=None: of_last(steps, at), COMPARED),
+    Mutant("does not sum up", room, "cumulative_sums", lambda steps, positions, at=None: of_last(steps, at), COMPARED),
     Mutant("turns all pairs alike", SelectiveRoPE, "frequencies", lambda self, device=None: 1.0, COMPARED),
 )
 

@@ -23,7 +23,7 @@ from posenc import (
     explain,
     logits,
 )
-from posenc.encoding.context import Feature, last_readings, readings
+from posenc.encoding.context import Feature, cumulative_sums, last_sums
 from posenc.models import ForwardPass
 from tests.rounding import of_sums
 
@@ -217,7 +217,7 @@ def check_closed_gates(bias: float, places: Positions) -> None:
     found = logits(q, k, Wall(4, HEAD_DIM)(places).with_projected({"kept": gates}), scale=1.0)
     order, document = places.order[0], places.document[0]
     seen = (order <= order[:, None]) & (document == document[:, None])
-    readings_of = readings(torch.nn.functional.logsigmoid(gates.double()), places)
+    readings_of = cumulative_sums(torch.nn.functional.logsigmoid(gates.double()), places)
     gap = (readings_of[:, :, :, None] - readings_of[:, :, None]).masked_fill(~seen[..., None], 0.0)
     truth = (q[:, :, :, None] * k.repeat_interleave(2, 1)[:, :, None] * gap.exp()).sum(-1)
     bound = of_sums(torch.float32, HEAD_DIM, q.detach(), score=1) * float(k.detach().abs().max())
@@ -273,12 +273,12 @@ def test_a_clock_is_a_sum_over_its_document(name: str) -> None:
             for b in range(2)
         ]
     )
-    torch.testing.assert_close(readings(steps, positions), expected, **CLOSE)
-    torch.testing.assert_close(readings(steps, positions, positions[4:]), expected[..., 4:], **CLOSE)
+    torch.testing.assert_close(cumulative_sums(steps, positions), expected, **CLOSE)
+    torch.testing.assert_close(cumulative_sums(steps, positions, positions[4:]), expected[..., 4:], **CLOSE)
     if name != "documents in one another":  # which come in another order
         first, rest = positions[:6], positions[6:]
-        shown = readings(steps[..., :6], first)
-        went_on = readings(steps[..., 6:], rest) + last_readings(shown, first, rest)
+        shown = cumulative_sums(steps[..., :6], first)
+        went_on = cumulative_sums(steps[..., 6:], rest) + last_sums(shown, first, rest)
         torch.testing.assert_close(went_on, expected[..., 6:], **CLOSE)
 
 
@@ -286,5 +286,5 @@ def test_another_text_in_a_cache_has_a_clock_of_its_own() -> None:
     """A document that begins after a first one starts at 0, however far that one had come."""
     first, second = Positions.arange(4), Positions(torch.arange(3)[None], document=torch.ones(1, 3, dtype=torch.int64))
     shown = drawn(2, 3, 4)
-    assert torch.equal(last_readings(shown, first, second), torch.zeros(2, 3, 3, dtype=torch.float64))
-    assert torch.equal(last_readings(shown, first, Positions.arange(2, start=4)), shown[..., -1:].expand(-1, -1, 2))
+    assert torch.equal(last_sums(shown, first, second), torch.zeros(2, 3, 3, dtype=torch.float64))
+    assert torch.equal(last_sums(shown, first, Positions.arange(2, start=4)), shown[..., -1:].expand(-1, -1, 2))

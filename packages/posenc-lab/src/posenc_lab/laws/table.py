@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from posenc.arguments import check_type, shown
-from posenc.encoding.claims import tried
+from posenc.encoding.claims import checking_claims
 from posenc.schemes.catalog import catalog, entries_of
 from posenc.schemes.entry import Shape
 from posenc_lab.kit.report import Column, Row, Table, as_printed
@@ -51,7 +51,7 @@ def audit(names: str, shape: Shape = SHAPE) -> Audit:
         raise ValueError(f"shape.max_positions must be at least 64 to measure, got {shape.max_positions}")
     entries = entries_of(names)
     probe = Probe.named(names, shape)
-    with tried():
+    with checking_claims():
         probe.scheme(probe.positions([0, 1]))
     findings = {name: measure(probe) for name, measure in (LAWS | QUESTIONS).items()}
     return Audit(names, probe.scheme.doors, (entries[0].laws or None) if len(entries) == 1 else None, findings)

@@ -21,7 +21,7 @@ from posenc.distributed.cache import ShardedCache
 from posenc.distributed.counts import METHODS, Method, Sizes, Work, count, groups, refusals
 from posenc.distributed.ring import Part, Ring, attend_in_ring, parts
 from posenc.distributed.sharding import Needs, Sharding, Shards, check_local, mask_of, transposed
-from posenc.encoding.context import NOTHING, Projected, readings
+from posenc.encoding.context import NOTHING, Projected, cumulative_sums
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pieces import skipped_by_default
 from posenc.models.cache import KVCache
@@ -426,7 +426,7 @@ class _Exchange:
     @uncompiled
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
         # A few numbers per token, so that sums are those of the whole text, to the bit.
-        new = readings(self.sharding.gather(steps, 2), self.sharding.whole)
+        new = cumulative_sums(self.sharding.gather(steps, 2), self.sharding.whole)
         every, cache = new, step.cache
         if isinstance(cache, ShardedCache):
             every = cache._clock(layer, name, new, self.sharding.whole)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from posenc.backends.bands import merge, sink_of
 from posenc.distributed.sharding import gathered, group_of, of_each
-from posenc.encoding.context import last_readings, readings
+from posenc.encoding.context import cumulative_sums, last_sums
 from posenc.encoding.pieces import gives_weights
-from posenc.models.cache import KVCache, grown
+from posenc.models.cache import KVCache, append_tokens
 from posenc.models.forward_pass import ForwardPass, LayerCall
 from posenc.positions.positions import Positions
 
@@ -58,7 +58,7 @@ class ShardedCache(KVCache):
         self._after = self._extended(positions)
         start = len(self._after) - len(positions)
         self._coming = tuple(
-            torch.cat((held.to(new.device), new + start)) for held, new in zip(self._indices, indices, strict=True)
+            torch.cat((cached.to(new.device), new + start)) for cached, new in zip(self._indices, indices, strict=True)
         )
         return self._after
 
@@ -72,7 +72,7 @@ class ShardedCache(KVCache):
         self._indices = tuple(index[index < tokens] for index in self._indices)
         if not bool(kept[: len(self)].all()):  # of a prompt that was divided in an order of one's own
             mine = kept.nonzero()[:, 0]
-            self._kept = [{name: x.index_select(2, mine) for name, x in layer.items()} for layer in self._kept]
+            self._layers = [{name: x.index_select(2, mine) for name, x in layer.items()} for layer in self._layers]
         self._rewind()
 
     def _mine(self) -> Tensor:
@@ -89,11 +89,11 @@ class ShardedCache(KVCache):
         while layer >= len(self._clocks):
             self._clocks.append({})
         start = 0 if self.positions is None else len(self.positions)
-        held = self._clocks[layer].get(name)
-        if held is not None and self.positions is not None:
-            new = new + last_readings(held[:, :, :start], self.positions, positions)
+        cached = self._clocks[layer].get(name)
+        if cached is not None and self.positions is not None:
+            new = new + last_sums(cached[:, :, :start], self.positions, positions)
         stop = start + new.size(2)
-        self._clocks[layer][name] = grown(held, new, start, stop)
+        self._clocks[layer][name] = append_tokens(cached, new, start, stop)
         return self._clocks[layer][name][:, :, :stop]
 
 
@@ -104,10 +104,10 @@ class _InTurn:
         self.cache = cache
 
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
-        held, new = self.cache, torch.arange(len(positions), device=positions.device)
-        turn = (new + (0 if held.positions is None else len(held.positions))) % held.world
-        whole = held._begin(positions, [new[turn == rank] for rank in range(held.world)])
-        return whole[held._mine()]._set(_is_shard=held.world > 1), whole
+        cached, new = self.cache, torch.arange(len(positions), device=positions.device)
+        turn = (new + (0 if cached.positions is None else len(cached.positions))) % cached.world
+        whole = cached._begin(positions, [new[turn == rank] for rank in range(cached.world)])
+        return whole[cached._mine()]._set(_is_shard=cached.world > 1), whole
 
     def lengths(self, positions: Positions) -> Tensor:
         return positions.lengths  # new tokens are the last of their texts
@@ -116,7 +116,7 @@ class _InTurn:
         return nullcontext()  # all processes have the same tokens
 
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
-        every = self.cache._clock(layer, name, readings(steps, step.positions), step.positions)
+        every = self.cache._clock(layer, name, cumulative_sums(steps, step.positions), step.positions)
         return every[:, :, every.size(2) - steps.size(2) :], every
 
     def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:

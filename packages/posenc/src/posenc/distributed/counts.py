@@ -20,17 +20,17 @@ METHODS: tuple[str, ...] = get_args(Method)
 
 def refusals(encoding: Encoding, sharding: Sharding, kv_heads: int, dropout_p: float = 0.0) -> dict[str, str]:
     """The methods that cannot run a call, and why."""
-    found = {}
+    refusals_by_method = {}
     if any(piece.reads_rows for piece in encoding.pieces) or gives_weights(encoding.pieces):
-        found["ring"] = "a score term needs whole rows of scores"
+        refusals_by_method["ring"] = "a score term needs whole rows of scores"
     elif dropout_p:
-        found["ring"] = "with dropout, blocks that are computed twice would be dropped differently"
+        refusals_by_method["ring"] = "with dropout, blocks that are computed twice would be dropped differently"
     of_heads = {"ulysses": sharding.world, "ring": 1 if sharding.within is None else sharding.within.world}
     for method, world in of_heads.items():
         if kv_heads < world:
             least = f"at least one head of keys for each of {world} processes"
-            found[method] = f"an exchange of heads needs {least}, got {kv_heads}"
-    return found
+            refusals_by_method[method] = f"an exchange of heads needs {least}, got {kv_heads}"
+    return refusals_by_method
 
 
 def groups(sharding: Sharding, refused: Mapping[str, str] | None = None) -> dict[str, Sequence[Tensor]]:
@@ -122,8 +122,8 @@ def _in_ring(needs: Needs, counts: Sequence[int], sizes: Sizes, rank: int) -> tu
     # The ring.
     number, rest = sizes.batch * of_keys * sizes.width, [other for other in range(groups) if other != group]
     of_mine, of_others = [needs.keys(n, group) for n in rest], [needs.keys(group, n) for n in rest]
-    given, taken = (sum(k.stop - k.start for k in keys if k) * number for keys in (of_mine, of_others))
-    sent = (going * sizes.batch + given) * sizes.itemsize
-    back = (coming * sizes.batch + given) * sizes.itemsize + taken * sizes.of_gradients
+    own_numbers, other_numbers = (sum(k.stop - k.start for k in keys if k) * number for keys in (of_mine, of_others))
+    sent = (going * sizes.batch + own_numbers) * sizes.itemsize
+    back = (coming * sizes.batch + own_numbers) * sizes.itemsize + other_numbers * sizes.of_gradients
     scores = sum(needs.pairs(group, other) for other in range(groups)) * of_queries
     return scores, sent, back, min(2, groups) * tokens * number * sizes.itemsize

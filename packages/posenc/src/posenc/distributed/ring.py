@@ -21,8 +21,8 @@ from posenc.models.forward_pass import LayerCall
 from posenc.positions.layout import Layout
 from posenc.positions.tiles import Chunk, Visibility
 
-FEWEST_TOKENS = 256  # texts for which finding horizons pays off
-LEAST = 64  # horizons are rounded up to powers of two from here on, so that many heads have the same
+MIN_TOKENS_FOR_HORIZONS = 256  # texts for which finding horizons pays off
+MIN_HORIZON = 64  # horizons are rounded up to powers of two from here on, so that many heads have the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ def _reaches(call: LayerCall, encoding: Encoding, visibility: Visibility, shardi
     # What a row holds at least is the score of the query's own key, so every query must see its own.
     sees_itself = call.attn_mask is None and visibility.furthest == 0 and not isinstance(call.window, Chunk)
     fades = any(piece.fades for piece in pieces) and not encoding.rotations
-    pays = sharding.world > 1 and tokens >= FEWEST_TOKENS and skip_below > 0
+    pays = sharding.world > 1 and tokens >= MIN_TOKENS_FOR_HORIZONS and skip_below > 0
     nothing = torch.arange(1, device=call.query.device)
     if not (pays and sees_itself and fades and _rises(sharding.whole.layout)):
         return None
@@ -83,12 +83,12 @@ def _reaches(call: LayerCall, encoding: Encoding, visibility: Visibility, shardi
     assert found is not None
     counts = ~(found[0] + found[1] < skip_threshold(skip_below / 2, tokens))  # with NaN, nothing is left out
     last = torch.where(counts, torch.arange(tokens), 0).amax(-1)
-    mine = encoding.context.heads
-    last = last if mine is None or len(last) == 1 else last[mine.start : mine.stop]
+    own = encoding.context.heads
+    last = last if own is None or len(last) == 1 else last[own.start : own.stop]
     # Each process's own, since processes that send by different horizons would wait for ever.
     last = last.expand(call.query.size(1)).contiguous().to(norms.device)
     dist.all_reduce(last, dist.ReduceOp.MAX, sharding.group)
-    return [max(LEAST, 2 ** int(n).bit_length()) for n in last.tolist()]
+    return [max(MIN_HORIZON, 2 ** int(n).bit_length()) for n in last.tolist()]
 
 
 def _longest(x: Tensor) -> Tensor:
@@ -164,11 +164,11 @@ class Ring:
         sent = [[x.contiguous() for x in part] for part in sent]
         operations = []
         for tensors, how, peer in ((sent, dist.isend, to), (into, dist.irecv, of)):
-            place = dist.get_global_rank(self.group, peer)
-            operations += [dist.P2POp(how, x, place, self.group) for part in tensors for x in part]
+            global_rank = dist.get_global_rank(self.group, peer)
+            operations += [dist.P2POp(how, x, global_rank, self.group) for part in tensors for x in part]
         return Transfer(dist.batch_isend_irecv(operations) if operations else [], sent, into)
 
-    def kept(self, queries_of: int, keys_of: int, *tensors: Tensor) -> Parts:
+    def select_keys(self, queries_of: int, keys_of: int, *tensors: Tensor) -> Parts:
         """Views of what queries of one process need of the keys and values of another, which holds ``tensors``."""
         found = []
         for part in self.parts:
@@ -176,7 +176,7 @@ class Ring:
             found.append([] if keys is None else [x[:, part.keys, keys] for x in tensors])
         return found
 
-    def room(self, queries_of: int, keys_of: int, *like: Tensor) -> Parts:
+    def allocate_blocks(self, queries_of: int, keys_of: int, *like: Tensor) -> Parts:
         """Empty tensors for these."""
         found = []
         for part in self.parts:
@@ -188,14 +188,17 @@ class Ring:
     def blocks(self, key: Tensor, value: Tensor) -> Generator[tuple[int, Parts]]:
         """Each step, with the keys and values to attend to. Close it where a step may fail, so that no message is left
         on its way."""
-        here, coming = self.kept(self.rank, self.rank, key, value), Transfer()
+        here, coming = self.select_keys(self.rank, self.rank, key, value), Transfer()
         try:
             for step in range(self.world):
                 if step:
                     here = coming.received()
                 if step + 1 < self.world:
                     to, of = self.target(step + 1), self.source(step + 1)
-                    sent, into = self.kept(to, self.rank, key, value), self.room(self.rank, of, key, value)
+                    sent, into = (
+                        self.select_keys(to, self.rank, key, value),
+                        self.allocate_blocks(self.rank, of, key, value),
+                    )
                     coming = self.transfer(sent, to, into, of)
                 yield step, here
         finally:
@@ -229,11 +232,11 @@ class _Attend(torch.autograd.Function):
                 for part, keys in zip(ring.parts, parts, strict=True):
                     if not keys:
                         continue
-                    mine, (k, v) = part.queries, keys
-                    of_block, lse_of_block = ring.run(part, ring.source(step), query[:, mine], k, v, rest[:count])
-                    total = torch.logaddexp(lse[:, mine], lse_of_block)
-                    out[:, mine] = _share(lse[:, mine], total) * out[:, mine] + _share(lse_of_block, total) * of_block
-                    lse[:, mine] = total
+                    own, (k, v) = part.queries, keys
+                    of_block, lse_of_block = ring.run(part, ring.source(step), query[:, own], k, v, rest[:count])
+                    total = torch.logaddexp(lse[:, own], lse_of_block)
+                    out[:, own] = _share(lse[:, own], total) * out[:, own] + _share(lse_of_block, total) * of_block
+                    lse[:, own] = total
         out = out.to(query.dtype)
         ctx.ring, ctx.count, ctx.parameters = ring, count, rest[count:]
         ctx.save_for_backward(query, key, value, out, lse, *rest[:count])
@@ -263,18 +266,18 @@ class _Attend(torch.autograd.Function):
                     found.append([])
                     if not keys:
                         continue
-                    mine = part.queries
+                    own = part.queries
                     q, k, v, *of_block = (
-                        x.detach().requires_grad_(x.is_floating_point()) for x in (query[:, mine], *keys, *leaves)
+                        x.detach().requires_grad_(x.is_floating_point()) for x in (query[:, own], *keys, *leaves)
                     )
-                    dout_here, delta_here = dout[:, mine].to(wide), delta[:, mine]
-                    whole = using_global_lse(out[:, mine], lse[:, mine]) if ring.is_one_call else nullcontext()
+                    dout_here, delta_here = dout[:, own].to(wide), delta[:, own]
+                    whole = using_global_lse(out[:, own], lse[:, own]) if ring.is_one_call else nullcontext()
                     with whole as rows, torch.enable_grad():
                         out_of_block, lse_of_block = ring.run(part, ring.source(step), q, k, v, of_block)
                     if rows is not None and rows.is_taken:
-                        d_out, d_lse = dout_here, zero if dlse is None else dlse[:, mine]
+                        d_out, d_lse = dout_here, zero if dlse is None else dlse[:, own]
                     else:
-                        share = _share(lse_of_block, lse[:, mine])
+                        share = _share(lse_of_block, lse[:, own])
                         d_out = share * dout_here
                         d_lse = share[..., 0] * ((dout_here * out_of_block).sum(-1) - delta_here)
                     # The graph of the encodings, from parameters to tables, is that of all blocks and layers.
@@ -285,11 +288,11 @@ class _Attend(torch.autograd.Function):
                         retain_graph=True,
                         materialize_grads=True,
                     )
-                    d_query[:, mine] += dq
+                    d_query[:, own] += dq
                     found[-1] += [dk.to(wide), dv.to(wide)]
                     for total, gradient in zip(d_rest, others, strict=True):
                         total += gradient
-                back = _sent_home(ring, step, found, back, (d_key, d_value))
+                back = _return_gradients(ring, step, found, back, (d_key, d_value))
             _add(ring, ring.world - 1, back, (d_key, d_value))
         rest = iter(d_rest[len(leaves) :])
         of_parameters = [next(rest) if wanted else None for wanted in is_wanted]
@@ -302,17 +305,17 @@ def _share(of: Tensor, total: Tensor) -> Tensor:
     return (of - total).exp().masked_fill(total == -torch.inf, 0.0)[..., None]
 
 
-def _sent_home(ring: Ring, step: int, found: Parts, back: Transfer, totals: tuple[Tensor, Tensor]) -> Transfer:
+def _return_gradients(ring: Ring, step: int, found: Parts, back: Transfer, totals: tuple[Tensor, Tensor]) -> Transfer:
     """Adds the gradients of this process's keys and values that came back for the step before, and begins to send those
     of this step's keys to the process that holds them."""
     if step == 0:
         return Transfer(into=found)
     _add(ring, step - 1, back, totals)
-    into = ring.room(ring.target(step), ring.rank, *totals)
+    into = ring.allocate_blocks(ring.target(step), ring.rank, *totals)
     return ring.transfer(found, ring.source(step), into, ring.target(step))
 
 
 def _add(ring: Ring, step: int, back: Transfer, totals: tuple[Tensor, Tensor]) -> None:
-    for mine, came in zip(ring.kept(ring.target(step), ring.rank, *totals), back.received(), strict=True):
-        for total, gradient in zip(mine, came, strict=True):
+    for own, received in zip(ring.select_keys(ring.target(step), ring.rank, *totals), back.received(), strict=True):
+        for total, gradient in zip(own, received, strict=True):
             total += gradient

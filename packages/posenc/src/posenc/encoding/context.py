@@ -17,7 +17,7 @@ from posenc.positions.positions import PADDING, Positions
 from posenc.rotation.phases import in_double
 
 
-def readings(
+def cumulative_sums(
     steps: Float[Tensor, "batch heads keys *width"], positions: Positions, at: Positions | None = None
 ) -> Float[Tensor, "batch heads tokens *width"]:
     """The cumulative sum at every token: the sum of ``steps`` over its document up to its own order, inclusive. ``at``:
@@ -26,40 +26,40 @@ def readings(
     Returns float64 where the device supports it, so that differences are computed before rounding.
     """
     if steps.dim() == 4:
-        return _of_numbers(lambda x: readings(x, positions, at), steps)
+        return _of_numbers(lambda x: cumulative_sums(x, positions, at), steps)
     device, x = steps.device, in_double(steps)
     dtype = x.dtype if x.device == device else torch.float32
     if at is None and positions.layout.run is not None:  # a contiguous text
         return x.cumsum(-1).to(dtype=dtype, device=device)
     at = (positions if at is None else at).expand(x.size(0))
-    total, place = _along_documents(x, positions)
-    key, first = (k.to(place.device) for k in _places(at, positions))
-    last = torch.searchsorted(place, key, right=True) - 1
+    total, order_key = _along_documents(x, positions)
+    key, first = (k.to(order_key.device) for k in _places(at, positions))
+    last = torch.searchsorted(order_key, key, right=True) - 1
     of = last.clamp(min=0)
-    shows = (last >= 0) & (place.gather(-1, of) >= first) & (at.document != PADDING).to(place.device)
-    found = total.gather(-1, of[:, None].expand(-1, x.size(1), -1))
-    return torch.where(shows[:, None], found, torch.zeros_like(found)).to(dtype=dtype, device=device)
+    shows = (last >= 0) & (order_key.gather(-1, of) >= first) & (at.document != PADDING).to(order_key.device)
+    values = total.gather(-1, of[:, None].expand(-1, x.size(1), -1))
+    return torch.where(shows[:, None], values, torch.zeros_like(values)).to(dtype=dtype, device=device)
 
 
-def last_readings(
-    clock: Float[Tensor, "batch heads held *width"], held: Positions, at: Positions
+def last_sums(
+    clock: Float[Tensor, "batch heads held *width"], cached: Positions, at: Positions
 ) -> Float[Tensor, "batch heads tokens *width"]:
-    """The cumulative sum ``clock`` of the cached tokens ``held`` at the last one of the same document before each token
-    of ``at``; 0 if there is none."""
+    """The cumulative sum ``clock`` of the cached tokens ``cached`` at the last one of the same document before each
+    token of ``at``; 0 if there is none."""
     if clock.dim() == 4:
-        return _of_numbers(lambda x: last_readings(x, held, at), clock)
-    before, after = held.layout.run, at.layout.run
-    if before and after and before.document == after.document and after.order >= before.order + len(held):
+        return _of_numbers(lambda x: last_sums(x, cached, at), clock)
+    before, after = cached.layout.run, at.layout.run
+    if before and after and before.document == after.document and after.order >= before.order + len(cached):
         return clock[:, :, -1:].expand(-1, -1, len(at))
-    rows = max(held.rows, at.rows)
-    held, at = held.expand(rows), at.expand(rows)
-    place, index = _places(held, held)[0].sort(dim=-1, stable=True)
-    key, first = _places(at, held)
-    last = torch.searchsorted(place, key, right=True) - 1
-    is_there = last >= torch.searchsorted(place, first, right=False)
+    rows = max(cached.rows, at.rows)
+    cached, at = cached.expand(rows), at.expand(rows)
+    order_key, index = _places(cached, cached)[0].sort(dim=-1, stable=True)
+    key, first = _places(at, cached)
+    last = torch.searchsorted(order_key, key, right=True) - 1
+    has_token = last >= torch.searchsorted(order_key, first, right=False)
     of = index.gather(-1, last.clamp(min=0))[:, None].expand(clock.size(0), clock.size(1), -1)
-    found = (is_there & (at.document != PADDING))[:, None]
-    return torch.where(found, clock.gather(-1, of), torch.zeros_like(clock[:, :, :1]))
+    values = (has_token & (at.document != PADDING))[:, None]
+    return torch.where(values, clock.gather(-1, of), torch.zeros_like(clock[:, :, :1]))
 
 
 def following(
@@ -70,10 +70,10 @@ def following(
         sums = x.flip(-1).cumsum(-1).flip(-1)
         return sums if itself else torch.nn.functional.pad(sums[..., 1:], (0, 1))
     order = keys.order.expand(x.size(0), -1)
-    place, index = order.sort(dim=-1, stable=True)
+    order_key, index = order.sort(dim=-1, stable=True)
     sorted_x = x.gather(-1, index[:, None, None].expand_as(x))
     sums = torch.nn.functional.pad(sorted_x.flip(-1).cumsum(-1).flip(-1), (0, 1))
-    start = torch.searchsorted(place, order.contiguous(), right=not itself)
+    start = torch.searchsorted(order_key, order.contiguous(), right=not itself)
     return sums.gather(-1, start[:, None, None].expand_as(x))
 
 
@@ -96,7 +96,7 @@ def _along_documents(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
     """The cumulative sums of x by document and order, which restart in each document, and their sort keys. Documents
     do not affect one another, not even by rounding."""
     keys = positions.expand(x.size(0))
-    place, index = _places(keys, keys)[0].to(x.device).sort(dim=-1, stable=True)
+    order_key, index = _places(keys, keys)[0].to(x.device).sort(dim=-1, stable=True)
     document = keys.document.to(x.device).gather(-1, index)[:, None]
     total = x.gather(-1, index[:, None].expand_as(x))
     step = 1
@@ -105,7 +105,7 @@ def _along_documents(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         before = torch.where(same, total[..., :-step], torch.zeros_like(total[..., :-step]))
         total = torch.cat((total[..., :step], total[..., step:] + before), -1)
         step *= 2
-    return total, place
+    return total, order_key
 
 
 Features: TypeAlias = Mapping[str, Tensor]
@@ -182,7 +182,7 @@ HeadsOf: TypeAlias = Callable[[Feature], range | None]
 """The range of a feature's heads that a shard has; None: all."""
 
 
-def missing(name: str, side: str, given: Features) -> ValueError:
+def missing_feature(name: str, side: str, given: Features) -> ValueError:
     """The error for a call without a feature that the scheme needs."""
     return ValueError(
         f"the scheme needs the feature {name!r} of every {side}: use encoding.with_projected({{{name!r}: ...}}) with "
@@ -220,29 +220,31 @@ def features_of(
     of_queries, of_keys = {}, {}
     for name, feature in wanted.items():
         if not feature.is_clock:
-            of_queries[name] = made(feature, name, query, query_positions, heads(feature))
+            of_queries[name] = feature_tensor(feature, name, query, query_positions, heads(feature))
             continue
-        steps = made(feature, name, key, key_positions, heads(feature))
-        of_keys[name] = readings(steps, key_positions)
+        steps = feature_tensor(feature, name, key, key_positions, heads(feature))
+        of_keys[name] = cumulative_sums(steps, key_positions)
         same = key_positions is query_positions
-        of_queries[name] = of_keys[name] if same else readings(steps, key_positions, query_positions)
+        of_queries[name] = of_keys[name] if same else cumulative_sums(steps, key_positions, query_positions)
     return of_queries, of_keys
 
 
-def continued(
+def continue_feature(
     feature: Feature,
     name: str,
     projected: Projected,
     positions: Positions,
-    held: tuple[Tensor, Positions] | None,
+    cached: tuple[Tensor, Positions] | None,
     heads: range | None = None,
 ) -> Tensor:
-    """A cumulative feature at new tokens. ``held``: the feature and positions of a cache, which it continues."""
-    sums = readings(made(feature, name, projected, positions, heads), positions)
-    return sums if held is None else sums + last_readings(*held, positions)
+    """A cumulative feature at new tokens. ``cached``: the feature and positions of a cache, which it continues."""
+    sums = cumulative_sums(feature_tensor(feature, name, projected, positions, heads), positions)
+    return sums if cached is None else sums + last_sums(*cached, positions)
 
 
-def made(feature: Feature, name: str, projected: Projected, positions: Positions, heads: range | None = None) -> Tensor:
+def feature_tensor(
+    feature: Feature, name: str, projected: Projected, positions: Positions, heads: range | None = None
+) -> Tensor:
     """The feature of these tokens or, of a cumulative one, its increments."""
     check_type("projected", projected, Mapping)
     if name not in projected:
@@ -274,12 +276,12 @@ def projected_at_random(
     wanted: Mapping[str, Feature], x: Float[Tensor, "batch tokens dim"], seed: int = 0
 ) -> dict[str, Tensor]:
     """Projections by fixed random weights for each feature, for schemes without a model. They depend only on x."""
-    found = {}
+    values = {}
     for number, (name, feature) in enumerate(wanted.items()):
         generator = torch.Generator().manual_seed(seed + number)
         weight = torch.randn(x.size(-1), feature.size, generator=generator, dtype=torch.float64) / x.size(-1) ** 0.5
-        found[name] = feature.of_heads(x @ weight.to(device=x.device, dtype=x.dtype))
-    return found
+        values[name] = feature.of_heads(x @ weight.to(device=x.device, dtype=x.dtype))
+    return values
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import check_type, whole
-from posenc.encoding.context import Features, missing
+from posenc.encoding.context import Features, missing_feature
 from posenc.rotation.phases import OfHeads, TokenMap, kind_of
 
 _MARKS: dict[weakref.ref[Tensor], tuple[int, Any, weakref.ref[Tensor]]] = {}
@@ -60,7 +60,7 @@ class Unread:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Raises ValueError."""
-        raise missing(self.feature, self.side, {})
+        raise missing_feature(self.feature, self.side, {})
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc.arguments import one_or
 from posenc.encoding.claims import coordinates
-from posenc.encoding.context import NOTHING, Features, missing
+from posenc.encoding.context import NOTHING, Features, missing_feature
 from posenc.encoding.pieces import Distance
 from posenc.positions.layout import Layout, Span, distance_bounds
 from posenc.positions.positions import Positions
@@ -60,7 +60,7 @@ class Block:
         """
         features, x = (self.query_features, self.query) if side == "query" else (self.key_features, self.key)
         if name not in features:
-            raise missing(name, side, features)
+            raise missing_feature(name, side, features)
         feature = features[name]
         heads = self.query.size(1)
         batch = x.size(0)

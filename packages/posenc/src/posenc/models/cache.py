@@ -13,7 +13,7 @@ from posenc.positions.layout import join, overlap, skipped
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, bare_parts
 
-NORMS = "posenc's norms of keys"  # kept with a layer's features
+NORMS_FEATURE = "posenc's norms of keys"  # kept with a layer's features
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in what Python writes of a function
 
 
@@ -29,30 +29,33 @@ class KVCache:
 
     def __init__(self) -> None:
         self.positions: Positions | None = None
-        self._kept: list[dict[str, Tensor]] = []
-        self._held: list[int] = []  # how many tokens each layer has
-        self._filled: dict[int, Scheme | str] = {}  # the scheme of each layer's tokens, or its repr
+        self._layers: list[dict[str, Tensor]] = []
+        self._lengths: list[int] = []  # how many tokens each layer has
+        self._layer_schemes: dict[int, Scheme | str] = {}  # the scheme of each layer's tokens, or its repr
         self._marks: dict[int, Any] = {}  # the marks of the keys of each layer, if all have the same
 
     def __repr__(self) -> str:
-        return f"KVCache({len(self)} tokens, {len(self._kept)} layers)"
+        return f"KVCache({len(self)} tokens, {len(self._layers)} layers)"
 
     def __len__(self) -> int:
         return 0 if self.positions is None else len(self.positions)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickle: without the schemes, which are the model's."""
-        return vars(self) | {"_filled": {layer: written(scheme) for layer, scheme in self._filled.items()}}
+        return vars(self) | {
+            "_layer_schemes": {layer: scheme_text(scheme) for layer, scheme in self._layer_schemes.items()}
+        }
 
     def _fill(self, layer: int, scheme: Scheme) -> None:
         """Notes the scheme of a layer's tokens. ValueError for another scheme than that of the tokens it holds."""
-        before = None if self.positions is None else self._filled.get(layer)
-        if before is not None and before is not scheme and written(before) != written(scheme):
+        before = None if self.positions is None else self._layer_schemes.get(layer)
+        if before is not None and before is not scheme and scheme_text(before) != scheme_text(scheme):
             raise ValueError(
-                f"the cache holds tokens of layer {layer} that were encoded by {written(before)}, got "
-                f"{written(scheme)}: use one scheme from the first token to the last, or begin with another KVCache()"
+                f"the cache holds tokens of layer {layer} that were encoded by {scheme_text(before)}, got "
+                f"{scheme_text(scheme)}: use one scheme from the first token to the last, or begin with another "
+                "KVCache()"
             )
-        self._filled[layer] = scheme
+        self._layer_schemes[layer] = scheme
 
     def _extended(self, positions: Positions) -> Positions:
         """The positions of the cached tokens and of new ones. Raises ValueError if these do not come after them, or if
@@ -88,11 +91,11 @@ class KVCache:
 
     def _rewind(self) -> None:
         """Drops the tokens past `positions`, which a failed pass has left behind."""
-        self._held = [min(held, len(self)) for held in self._held]
+        self._lengths = [min(num_cached, len(self)) for num_cached in self._lengths]
 
     def _feature(self, layer: int, name: str) -> Tensor | None:
-        kept = self._kept[layer].get(f"feature {name}") if layer < len(self._kept) else None
-        return None if kept is None else kept[:, :, : len(self)]
+        cached = self._layers[layer].get(f"feature {name}") if layer < len(self._layers) else None
+        return None if cached is None else cached[:, :, : len(self)]
 
     def append(
         self, layer: int, key: Tensor, value: Tensor, features: Features = NOTHING
@@ -102,7 +105,7 @@ class KVCache:
 
         Raises ValueError for a layer that was skipped or comes twice, and for tensors unlike the cached ones.
         """
-        whole("layer", layer, 0, len(self._kept))
+        whole("layer", layer, 0, len(self._layers))
         for name, new in (("key", key), ("value", value)):
             if not isinstance(new, Tensor) or new.dim() != 4:
                 raise ValueError(f"{name} must be a tensor (batch, kv_heads, tokens, head_dim), got {shown(new)}")
@@ -113,53 +116,57 @@ class KVCache:
             raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
         start = len(self)
         stop = start + key.size(2)
-        if layer == len(self._kept):
-            self._kept.append({})
-            self._held.append(0)
-        kept, held = self._kept[layer], self._held[layer]
-        if held > start:
+        if layer == len(self._layers):
+            self._layers.append({})
+            self._lengths.append(0)
+        cached, num_cached = self._layers[layer], self._lengths[layer]
+        if num_cached > start:
             raise ValueError(
-                f"layer {layer} has these {held - start} tokens already: pass a different layer= in every layer"
+                f"layer {layer} has these {num_cached - start} tokens already: pass a different layer= in every layer"
             )
-        if held < start:
+        if num_cached < start:
             raise ValueError(
-                f"layer {layer} holds {held} of the cache's {start} tokens: every layer must be called in every pass"
+                f"layer {layer} holds {num_cached} of the cache's {start} tokens: "
+                "every layer must be called in every pass"
             )
         tensors = {"key": key, "value": value, **{f"feature {name}": x for name, x in features.items()}}
-        if start and (f"feature {NORMS}" in kept) != (NORMS in features):  # useless unless every token has them
-            features = {name: x for name, x in features.items() if name != NORMS}
-            for known in (kept, tensors):
-                known.pop(f"feature {NORMS}", None)
-        if start and tensors.keys() != kept.keys():
-            raise ValueError(f"the cache holds {', '.join(kept)} of this layer, got {', '.join(tensors)}")
+        # Norms are useless unless every token has them.
+        if start and (f"feature {NORMS_FEATURE}" in cached) != (NORMS_FEATURE in features):
+            features = {name: x for name, x in features.items() if name != NORMS_FEATURE}
+            for tensors_by_name in (cached, tensors):
+                tensors_by_name.pop(f"feature {NORMS_FEATURE}", None)
+        if start and tensors.keys() != cached.keys():
+            raise ValueError(f"the cache holds {', '.join(cached)} of this layer, got {', '.join(tensors)}")
         for name, new in tensors.items():
-            kept[name] = grown(kept.get(name), new, start, stop)
-        self._held[layer] = stop
-        whole_of = {name: x[:, :, :stop] for name, x in kept.items()}
+            cached[name] = append_tokens(cached.get(name), new, start, stop)
+        self._lengths[layer] = stop
+        views = {name: x[:, :, :stop] for name, x in cached.items()}
         marks = self._marks[layer] = mark_of(key) if not start or mark_of(key) == self._marks[layer] else None
         if marks is not None:
-            mark(whole_of["key"], marks)
-        return whole_of["key"], whole_of["value"], {name: whole_of[f"feature {name}"] for name in features}
+            mark(views["key"], marks)
+        return views["key"], views["value"], {name: views[f"feature {name}"] for name in features}
 
 
-def written(scheme: Scheme | str) -> str:
+def scheme_text(scheme: Scheme | str) -> str:
     """A scheme as its constructors are called, wherever it is wrapped, and wherever in memory functions and objects
     among its arguments are."""
     return scheme if isinstance(scheme, str) else ADDRESS.sub("", " + ".join(map(repr, bare_parts(scheme))))
 
 
-def grown(held: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:
+def append_tokens(num_cached: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:
     """The buffer, enlarged if necessary, with the new tokens written to it."""
-    if held is not None and start:
-        if (held.shape[:2], held.shape[3:]) != (new.shape[:2], new.shape[3:]):
-            fixed = (*held.shape[:2], "tokens", *held.shape[3:])
+    if num_cached is not None and start:
+        if (num_cached.shape[:2], num_cached.shape[3:]) != (new.shape[:2], new.shape[3:]):
+            fixed = (*num_cached.shape[:2], "tokens", *num_cached.shape[3:])
             raise ValueError(f"the cache holds keys or values of shape {fixed}, got {tuple(new.shape)}")
-        if (held.dtype, held.device) != (new.dtype, new.device):
-            raise ValueError(f"the cache holds {held.dtype} on {held.device}, got {new.dtype} on {new.device}")
-    if held is None or start == 0 or held.size(2) < stop:
+        if (num_cached.dtype, num_cached.device) != (new.dtype, new.device):
+            raise ValueError(
+                f"the cache holds {num_cached.dtype} on {num_cached.device}, got {new.dtype} on {new.device}"
+            )
+    if num_cached is None or start == 0 or num_cached.size(2) < stop:
         larger = new.new_empty(*new.shape[:2], max(stop, 2 * start), *new.shape[3:])
-        if held is not None and start:
-            larger[:, :, :start] = held[:, :, :start]
-        held = larger
-    held[:, :, start:stop] = new
-    return held
+        if num_cached is not None and start:
+            larger[:, :, :start] = num_cached[:, :, :start]
+        num_cached = larger
+    num_cached[:, :, start:stop] = new
+    return num_cached

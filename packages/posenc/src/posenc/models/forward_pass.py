@@ -14,10 +14,10 @@ from posenc.arguments import check_flag, check_type
 from posenc.backends.api import attention
 from posenc.backends.plan import check
 from posenc.backends.request import Request
-from posenc.encoding.context import NOTHING, Features, Projected, check_wanted, continued, made
+from posenc.encoding.context import NOTHING, Features, Projected, check_wanted, continue_feature, feature_tensor
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.rotation import Rotation, check_unrotated
-from posenc.models.cache import NORMS, KVCache
+from posenc.models.cache import NORMS_FEATURE, KVCache
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Window
 from posenc.schedule import Schedule
@@ -143,10 +143,10 @@ class ForwardPass:
                 "open while activation checkpointing recomputes layers"
             )
         if self._exchange is not None:
-            self.key_positions, self._held = self._exchange.begin(positions, cache)
+            self.key_positions, self._pending_positions = self._exchange.begin(positions, cache)
         else:
             self.key_positions = positions if cache is None else cache._extended(positions)
-            self._held = self.key_positions  # those that the cache is to hold
+            self._pending_positions = self.key_positions  # those that the cache is to hold
         self._is_open = False
         self._added: set[int] = set()  # numbers of schemes whose vectors were added
         self._called: set[int] = set()  # and of those that have attended
@@ -164,7 +164,7 @@ class ForwardPass:
         """Commits the new tokens to the cache, unless an error was raised."""
         self._is_open = False
         if kind is None and self.cache is not None:
-            self.cache._commit(self._held)
+            self.cache._commit(self._pending_positions)
 
     def of_layer(self, layer: int) -> tuple[Scheme, Window]:
         """The scheme and the window of a layer."""
@@ -251,7 +251,7 @@ class ForwardPass:
             check_wanted(wanted, projected)
             for name, feature in wanted.items():
                 if not feature.is_clock or self._exchange is not None:
-                    of_queries[name] = made(feature, name, projected, self.positions, heads(feature))
+                    of_queries[name] = feature_tensor(feature, name, projected, self.positions, heads(feature))
         for name, feature in wanted.items():
             if not feature.is_clock:
                 continue
@@ -259,9 +259,11 @@ class ForwardPass:
                 of_queries[name], of_keys[name] = self._exchange.clock(self, layer, name, of_queries[name])
                 continue
             before = None if self.cache is None else self.cache.positions
-            kept = None if self.cache is None or before is None else self.cache._feature(layer, name)
-            held = None if kept is None or before is None or not kept.size(2) else (kept, before)
-            of_queries[name] = of_keys[name] = continued(feature, name, projected, self.positions, held, heads(feature))
+            cached = None if self.cache is None or before is None else self.cache._feature(layer, name)
+            continued_from = None if cached is None or before is None or not cached.size(2) else (cached, before)
+            of_queries[name] = of_keys[name] = continue_feature(
+                feature, name, projected, self.positions, continued_from, heads(feature)
+            )
         return of_queries, of_keys
 
     def attention(
@@ -352,9 +354,9 @@ class ForwardPass:
         of_keys = dict(call.key_features)
         if call.key.device.type in ("cpu", "cuda") and is_rotated and any(piece.fades for piece in encoding.pieces):
             dtype = torch.promote_types(call.key.dtype, torch.float32)
-            of_keys[NORMS] = torch.linalg.vector_norm(call.key, dim=-1, dtype=dtype)
+            of_keys[NORMS_FEATURE] = torch.linalg.vector_norm(call.key, dim=-1, dtype=dtype)
         key, value, of_keys = self.cache.append(call.layer, call.key, call.value, of_keys)
-        norms = of_keys.pop(NORMS, None)
+        norms = of_keys.pop(NORMS_FEATURE, None)
         return replace(call, key=key, value=value, key_features=of_keys).attend(encoding, norms)
 
 

@@ -21,7 +21,7 @@ PADDING = -1  # the document of padding
 
 # A layout with more spans than this fraction of its tokens would hardly be smaller than the values: it is dropped.
 SPANS_PER_TOKEN = 1 / 8
-FEW_SPANS = 16
+MIN_SPANS_ALLOWED = 16
 CHUNKS = 2**32 + 7_842_243  # above the number of chunks of a document; also spreads values that overflow int64
 EXACT = 2**52  # up to here float64 represents integers and their differences exactly
 
@@ -324,10 +324,10 @@ def _changes(coords: Tensor, order: Tensor, document: Tensor) -> tuple[Tensor, T
     step, pace = order.diff(dim=1), coords.diff(dim=1)
     ends = (document.diff(dim=1) != 0) | (step < 0) | (step > 1)
     uneven = [_changed(step[..., None]), _changed(pace)]
-    most = 2 * max(FEW_SPANS, int(tokens * SPANS_PER_TOKEN)) * rows
+    max_changes = 2 * max(MIN_SPANS_ALLOWED, int(tokens * SPANS_PER_TOKEN)) * rows
     for is_even in (True, False):
         changes = (ends | uneven[0] | uneven[1] if is_even else ends | uneven[0]) & ~padding
-        if int(changes.sum()) <= most:
+        if int(changes.sum()) <= max_changes:
             return ends, changes, is_even
     return None
 

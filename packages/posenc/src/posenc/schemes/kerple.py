@@ -13,7 +13,7 @@ from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 
-LEAST, STEEPEST = 0.01, 2.0
+MIN_PARAMETER, MAX_POWER = 0.01, 2.0
 
 
 class KERPLE(Scheme):
@@ -53,11 +53,11 @@ class KERPLE(Scheme):
     def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:
         dtype = torch.promote_types(self.p.dtype, torch.float32)
         away = r.abs().to(dtype)
-        p, a = (x.to(dtype).clamp(min=LEAST).view(-1, *[1] * r.dim()) for x in (self.p, self.a))
+        p, a = (x.to(dtype).clamp(min=MIN_PARAMETER).view(-1, *[1] * r.dim()) for x in (self.p, self.a))
         if self.form == "log":
             return -p * torch.log1p(a * away)
         # The derivative of 0^p by p is 0 ln 0: use the limit 0 instead of NaN.
-        power = torch.where(away > 0, away, 1.0) ** p.clamp(max=STEEPEST)
+        power = torch.where(away > 0, away, 1.0) ** p.clamp(max=MAX_POWER)
         return -a * torch.where(away > 0, power, 0.0)
 
 

@@ -18,7 +18,7 @@ from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, uninitialized
 from posenc.schemes.entry import Entry, Law, lines
 
-STEEPEST = math.log(100)
+MAX_LOG_SCALE = math.log(100)
 
 
 class SwinV2(Scheme):
@@ -73,7 +73,7 @@ class SwinV2(Scheme):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         tau = self.tau if context is None else context.of_heads(self.tau, 0)
-        scale = tau.to(dtype).clamp(max=STEEPEST).exp()[:, None, None]
+        scale = tau.to(dtype).clamp(max=MAX_LOG_SCALE).exp()[:, None, None]
 
         def scaled(query: Tensor) -> Tensor:
             if query.size(1) != scale.size(0):

@@ -14,7 +14,7 @@ from posenc.rotation.phases import constant
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 
-MOST_KEPT = 2**16  # the longest distance up to which all buckets are kept
+MAX_STORED_DISTANCE = 2**16  # the longest distance up to which all buckets are kept
 
 
 class T5(Scheme):
@@ -113,7 +113,7 @@ class T5(Scheme):
 
     def _bucket(self, r: Tensor) -> Tensor:
         last, second = self.edges[-1], self.num_buckets // 2 if self.bidirectional else 0
-        if last > MOST_KEPT:
+        if last > MAX_STORED_DISTANCE:
             return _bucket_of(r, self.edges, second)
         return constant(_buckets, self.edges, second, device=r.device)[r.clamp(-last, last).long() + last]
 

@@ -19,14 +19,14 @@ from posenc.rotary import PairwiseRotary
 from posenc.rotation.phases import PairLayout, PairRotation, coords_of, in_double
 from posenc.schemes.entry import FORMULA, Entry, Law
 
-ROOM = {torch.float16: 10.0, torch.float64: 640.0}
+EXPONENT_RANGE = {torch.float16: 10.0, torch.float64: 640.0}
 """The allowed range of exponents in one block of queries, by the dtype of q and k: e^5 and e^-5 are within float16, and
 e^80, the product with a masked key, within float32 (80 is for all other dtypes)."""
 
 
-def reach_of(dtype: torch.dtype, fastest: float) -> float:
+def block_reach(dtype: torch.dtype, fastest: float) -> float:
     """The allowed distance between queries in one block, for the fastest decay per position."""
-    return ROOM.get(dtype, 80.0) / fastest
+    return EXPONENT_RANGE.get(dtype, 80.0) / fastest
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Decaying:
     span: float | None  # the distance of the first query from the last; None: unknown
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
-        reach = reach_of(x.dtype, self.fastest)
+        reach = block_reach(x.dtype, self.fastest)
         # Compared first, so that a dynamic graph is not specialized to this length.
         blocks = 1 if self.span is None or self.span <= reach else math.ceil(self.span / reach)
         middle = (blocks - 1) / 2
