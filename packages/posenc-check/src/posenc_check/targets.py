@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from posenc.schemes.own import TargetError, is_importable, named
+from posenc.schemes.user_code import TargetError, is_importable, load_object
 from posenc_check.standalone import is_at_top_level
 from posenc_check.subjects import Layer, Subject, call_module
 
@@ -25,7 +25,7 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
     """
     if target.startswith(PRETRAINED):
         return _of_pretrained(target, dim, claims)
-    value, module = named(target, "TARGET")
+    value, module = load_object(target, "TARGET")
     if not is_importable(module):
         file = target.rpartition(":")[0]
         raise ValueError(f"{file} must have a name that scripts can import, and no other module has: rename it")

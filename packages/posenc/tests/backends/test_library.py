@@ -249,7 +249,7 @@ def test_a_level_that_does_not_compile_is_left_out(before: str, message: str, co
 def test_a_compiler_that_hangs_is_stopped_with_what_it_has_started(
     compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "LIMIT", 0.5)
+    monkeypatch.setattr(build, "COMPILER_SECONDS", 0.5)
     compiler(f"sleep 600 & echo $! > {shlex.quote(str(fresh / 'pid'))}; wait")
     (outcome,) = build.build(build.BUILT, [("float", V4)])
     assert outcome.reason == f"{fresh / 'a compiler'} did not finish within 0.5 s"
@@ -324,7 +324,10 @@ SPOILED: list[tuple[Callable[[build.Record], object], str]] = [
     (written('{"precision": "flo'), NO_RECORD),
     (written("[1]"), NO_RECORD),
     (written("[" * 100_000), NO_RECORD),
-    (written(" " * (build.LARGEST[".json"] + 1)), "{json} has more than " + f"{build.LARGEST['.json']} bytes"),
+    (
+        written(" " * (build.MAX_FILE_BYTES[".json"] + 1)),
+        "{json} has more than " + f"{build.MAX_FILE_BYTES['.json']} bytes",
+    ),
     (a_pipe, "{json} is not a regular file"),
 ]
 

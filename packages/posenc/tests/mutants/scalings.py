@@ -14,7 +14,7 @@ from tests.errors.wrong_calls import INF, NAN, NO_WORDS, Row, each, flags, numbe
 from tests.mutants import Mutant
 from tests.schemes import test_scalings
 
-RIGHT_KEPT = YaRN._kept
+RIGHT_GAMMA = YaRN._gamma
 RIGHT_YARN = YaRN.__call__
 RIGHT_LONG = LongRoPE.__call__
 RIGHT_BLEND = scalings.blend
@@ -84,7 +84,7 @@ def partial_rotation(self: Proportional, theta: Tensor) -> tuple[Tensor, float]:
 
 SWITCHED = property(lambda self: 1.0)
 MUTANTS = (
-    Mutant("ignores truncate", YaRN, "_kept", of(RIGHT_KEPT, truncate=True), frequencies),
+    Mutant("ignores truncate", YaRN, "_gamma", of(RIGHT_GAMMA, truncate=True), frequencies),
     Mutant("is dynamic below its factor", YaRN, "__call__", shrinking, by_length),
     Mutant("has one factor of cos and sin for all rows", YaRN, "_magnitude", of_factor, dynamic_magnitudes),
     Mutant(

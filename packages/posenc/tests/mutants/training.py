@@ -28,7 +28,7 @@ def as_they_lie(positions: Positions, marks: Tensor) -> tuple[Tensor, Tensor, Te
 MOVED = partial(test_training.test_a_text_moves_as_one, "packed")
 COUNTED = partial(test_training.test_abacus_is_the_oracles, "permuted")
 MUTANTS = (
-    Mutant("moves the documents of a row together", training, "_numbered", one_for_each_row, MOVED),
-    Mutant("begins a number at every digit", training, "_before", nothing_before, COUNTED),
-    Mutant("counts tokens as they lie", training, "_as_written", as_they_lie, COUNTED),
+    Mutant("moves the documents of a row together", training, "_document_indices", one_for_each_row, MOVED),
+    Mutant("begins a number at every digit", training, "_shift_right", nothing_before, COUNTED),
+    Mutant("counts tokens as they lie", training, "_sort_by_document", as_they_lie, COUNTED),
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.command.memory import peak_bytes
-from posenc.schemes.own import place_of
+from posenc.schemes.user_code import error_location
 from posenc_lab.bench.settings import Settings
 from posenc_lab.kit.turns import FEWEST, orders, ratios
 
@@ -115,7 +115,7 @@ def race(
         except LeftOutError as error:
             results[name] = {"left_out": str(error)}
         except Exception as error:  # an error of a library or a compiler leaves out only that competitor
-            place = f" at {place_of(error)}" if place_of(error) else ""
+            place = f" at {error_location(error)}" if error_location(error) else ""
             words = next(iter(str(error).strip().splitlines()), "")
             results[name] = {"left_out": f"failed{place} with {type(error).__name__}: {words}"}
     baseline = next(iter(makes))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import posenc
 from posenc.arguments import shown
-from posenc.schemes.own import named, place_in
+from posenc.schemes.user_code import load_object, register_file
 from posenc_lab.bench import cases
 from posenc_lab.bench.measure import Inputs, LeftOutError, Make, Work
 from posenc_lab.bench.settings import AUTO, Settings
@@ -37,7 +37,7 @@ def check(settings: Settings) -> None:
     fails."""
     if settings.mine is None:
         return
-    (attention, _), name = named(settings.mine, "--mine"), _scheme(settings)
+    (attention, _), name = load_object(settings.mine, "--mine"), _scheme(settings)
     if not callable(attention) or isinstance(attention, type):
         expected = "a function, or what else is called as attention(query, key, value)"
         raise ValueError(f"{settings.mine} must be {expected}, got {shown(attention)}")
@@ -48,7 +48,7 @@ def check(settings: Settings) -> None:
         raise ValueError(
             f"{settings.mine} must take a fourth argument, scheme: the parameters of {name} are read from it"
         )
-    place_in(_file(settings), settings.mine.rpartition(":")[0])
+    register_file(_file(settings), settings.mine.rpartition(":")[0])
 
 
 def source(settings: Settings) -> dict[str, str]:
@@ -109,14 +109,14 @@ def _takes_scheme(attention: Callable[..., Any]) -> bool:
 
 def _file(settings: Settings) -> str:
     """The file that defines the attention, from which its module may only import it; else the module's file."""
-    attention, module = named(settings.mine or "", "--mine")
+    attention, module = load_object(settings.mine or "", "--mine")
     code = getattr(inspect.unwrap(attention), "__code__", None)
     files = (getattr(code, "co_filename", None), getattr(module, "__file__", None))
     return next((file for file in files if file and Path(file).is_file()), os.devnull)
 
 
 def _work(settings: Settings, name: str, inputs: Inputs) -> Work:
-    attention, _ = named(settings.mine or "", "--mine")
+    attention, _ = load_object(settings.mine or "", "--mine")
     query, key, value = inputs.query, inputs.key, inputs.value
     scheme = cases.build_scheme(name, settings, query.size(2))
     if scheme.features:

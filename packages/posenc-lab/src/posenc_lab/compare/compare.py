@@ -19,7 +19,7 @@ from posenc.command.files import WRITING
 from posenc.command.memory import peak_bytes
 from posenc.command.progress import Progress
 from posenc.models import position_parameters
-from posenc.schemes.own import source_of
+from posenc.schemes.user_code import source_of
 from posenc_lab.compare import checkpoint as checkpoints
 from posenc_lab.compare.checkpoint import Reached
 from posenc_lab.compare.config import CompareConfig, Rate

@@ -14,7 +14,7 @@ from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
 from posenc.schemes.entry import Entry, Shape
-from posenc.schemes.own import BETWEEN
+from posenc.schemes.user_code import LAYER_SEPARATOR
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.train import Draw
 from posenc_lab.kit import processes
@@ -42,7 +42,7 @@ def position_from(names: str, shape: Shape, num_layers: int) -> Scheme | Schedul
 def _parts(names: str) -> list[tuple[str, int | None]]:
     """The scheme and the window of each layer."""
     found: list[tuple[str, int | None]] = []
-    for part in BETWEEN.split(names):
+    for part in LAYER_SEPARATOR.split(names):
         scheme, marked, window = part.partition(WINDOW)
         if marked and not (window.isascii() and window.isdecimal() and int(window)):
             raise ValueError(f"schemes must have a number of tokens after {WINDOW}, got {names!r}")

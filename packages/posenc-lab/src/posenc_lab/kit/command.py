@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from posenc.command.options import failed, refused, words
-from posenc.schemes.own import place_of
+from posenc.schemes.user_code import error_location
 from posenc_lab.kit.configuration import Configuration
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def reported(
             records = measure(progress)
         except (KeyboardInterrupt, Exception) as error:
             interrupted = isinstance(error, KeyboardInterrupt)
-            expected = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
+            expected = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or error_location(error)
             if isinstance(error, ValueError) and not progress.begun:
                 return refused(error, command)
             if not expected or not (interrupted or progress.begun):

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from posenc.arguments import shown
 from posenc.command.files import naming, put
-from posenc.schemes.own import source_of
+from posenc.schemes.user_code import source_of
 from posenc_lab.kit.configuration import fingerprint
 from posenc_lab.kit.files import content, naming_line, parse, require, whole_lines
 

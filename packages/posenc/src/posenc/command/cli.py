@@ -17,7 +17,7 @@ import posenc
 from posenc.arguments import check_name
 from posenc.command import kernel
 from posenc.command.options import Parser, failed, table, words
-from posenc.schemes.own import place_of
+from posenc.schemes.user_code import error_location
 
 if TYPE_CHECKING:
     from posenc.schemes.entry import Entry
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch's out of memory
         return failed(words(error))
     except Exception as error:
-        if not place_of(error):  # not raised in the user's own scheme
+        if not error_location(error):  # not raised in the user's own scheme
             raise
         return failed(words(error))
 

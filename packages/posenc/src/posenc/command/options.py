@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, NoReturn
 
-from posenc.schemes.own import TargetError, place_of, said
+from posenc.schemes.user_code import TargetError, describe_error, error_location
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,8 +27,8 @@ def words(error: BaseException) -> str:
     its location and type."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if place_of(error):
-        return said(error)
+    if error_location(error):
+        return describe_error(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__

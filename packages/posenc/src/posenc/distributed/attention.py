@@ -42,8 +42,8 @@ def leaves_of(scheme: nn.Module, encoding: Encoding) -> list[Tensor]:
     if not torch.is_grad_enabled():
         return found
     known = {id(x) for x in found}
-    held = [value for module in scheme.modules() for name, value in vars(module).items() if name[0] != "_"]
-    for tensor in _tensors((*held, *encoding.rotations, *encoding.pieces, *encoding.values), set()):
+    attributes = [value for module in scheme.modules() for name, value in vars(module).items() if name[0] != "_"]
+    for tensor in _tensors((*attributes, *encoding.rotations, *encoding.pieces, *encoding.values), set()):
         for leaf in _reached(tensor):
             if id(leaf) not in known:
                 known.add(id(leaf))
@@ -101,8 +101,8 @@ def attend_in_blocks(
     *,
     ready: AbstractContextManager[Any],
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of this process's queries to the keys of all. ``mine`` are the scheme's heads of queries and of keys in
-    the call; None: all. In ``ready`` blocks are checked."""
+    """Attention of this process's queries to the keys of all. ``own_heads`` are the scheme's heads of queries and of
+    keys in the call; None: all. In ``ready`` blocks are checked."""
     layer, (visibility, _) = call.layer, mask_of(call.is_causal, call.window)
     scheme, _ = step.of_layer(layer)
     positions = sharding.positions
@@ -189,26 +189,26 @@ class Heads:
         self.of_queries = [count * (num_heads // kv_heads) for count in self.of_keys]
         self.back = torch.cat(sharding.indices).argsort()
 
-    def mine(self, sizes: list[int]) -> slice:
+    def own_heads(self, sizes: list[int]) -> slice:
         """This process's heads."""
         start = sum(sizes[: self.sharding.rank])
         return slice(start, start + sizes[self.sharding.rank])
 
-    def taken(self, x: Tensor, sizes: list[int]) -> Tensor:
+    def call_of_heads(self, x: Tensor, sizes: list[int]) -> Tensor:
         """(batch, heads, this process's tokens, ...) -> (batch, this process's heads, all tokens, ...)."""
         if x.size(1) == 1 and sum(sizes) > 1:  # the same for all heads
             return self.sharding.gather(x, 2)
         moved = transposed(x, 1, sizes, 2, self.sharding.counts, self.sharding.group)
         return moved.index_select(2, self.back.to(x.device))
 
-    def returned(self, x: Tensor, sizes: list[int]) -> Tensor:
-        """The inverse of `taken`."""
+    def to_tokens(self, x: Tensor, sizes: list[int]) -> Tensor:
+        """The inverse of `call_of_heads`."""
         x = x.index_select(2, torch.cat(self.sharding.indices).to(x.device))
         return transposed(x, 2, self.sharding.counts, 1, sizes, self.sharding.group)
 
-    def cut(self, x: Tensor, sizes: list[int]) -> Tensor:
+    def slice_heads(self, x: Tensor, sizes: list[int]) -> Tensor:
         """This process's heads of a tensor of all tokens."""
-        return x if x.size(1) == 1 and sum(sizes) > 1 else x[:, self.mine(sizes)]
+        return x if x.size(1) == 1 and sum(sizes) > 1 else x[:, self.own_heads(sizes)]
 
 
 def attend_in_heads(
@@ -222,24 +222,24 @@ def attend_in_heads(
     if mask is not None:
         mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)  # checked before
         # A row for each query: whether there is one row for all could not be told from a process with one query.
-        mask = heads.taken(mask.expand(-1, -1, query.size(2), -1), of_queries)
+        mask = heads.call_of_heads(mask.expand(-1, -1, query.size(2), -1), of_queries)
     if sinks is not None:
-        sinks = heads.taken(sinks, of_queries) if sinks.dim() == 3 else sinks[heads.mine(of_queries)]
+        sinks = heads.call_of_heads(sinks, of_queries) if sinks.dim() == 3 else sinks[heads.own_heads(of_queries)]
     taken = replace(
         call,
-        query=heads.taken(query, of_queries),
-        key=heads.taken(call.key, of_keys),
-        value=heads.taken(call.value, of_keys),
-        features={name: heads.taken(x, of_queries) for name, x in call.features.items()},
-        key_features={name: heads.cut(x, of_queries) for name, x in call.key_features.items()},
+        query=heads.call_of_heads(query, of_queries),
+        key=heads.call_of_heads(call.key, of_keys),
+        value=heads.call_of_heads(call.value, of_keys),
+        features={name: heads.call_of_heads(x, of_queries) for name, x in call.features.items()},
+        key_features={name: heads.slice_heads(x, of_queries) for name, x in call.key_features.items()},
         attn_mask=mask,
         sinks=sinks,
     )
-    found = inner(taken, (heads.mine(of_queries), heads.mine(of_keys)))
+    found = inner(taken, (heads.own_heads(of_queries), heads.own_heads(of_keys)))
     if isinstance(found, Tensor):
-        return heads.returned(found, of_queries)
+        return heads.to_tokens(found, of_queries)
     out, lse = found
-    return heads.returned(out, of_queries), heads.returned(lse, of_queries)
+    return heads.to_tokens(out, of_queries), heads.to_tokens(lse, of_queries)
 
 
 BOUND = (
@@ -379,8 +379,8 @@ def explain(
     sizes = Sizes(batch, num_heads, *of_keys, rows, trains=torch.is_grad_enabled())
     refused = refusals(step.pairs(call.layer, sharding.positions), sharding, key.size(1), dropout_p)
     works = {}
-    for method, held in groups(sharding, refused).items():
-        needs = Needs([sharding.whole[index] for index in held], *mask_of(is_causal, window))
+    for method, attributes in groups(sharding, refused).items():
+        needs = Needs([sharding.whole[index] for index in attributes], *mask_of(is_causal, window))
         works[method] = count(needs, sharding.counts, sizes, method)
     return Explanation(works, refused)
 

@@ -32,9 +32,9 @@ ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Te
 """(score, b, h, i, j) -> score, FlexAttention's score_mod: b, h, i, j are indices of batch row, query head, query, key.
 It only indexes tensors and does arithmetic."""
 
-TURNS = 256  # distances for which a rotated query is used
+DISTANCES_PER_ROTATION = 256  # distances for which a rotated query is used
 LANES = 32  # copies of a learned table, for as many keys next to one another
-PAIRS = 16  # queries of which exponentials are taken pair by pair
+PAIRWISE_QUERIES = 16  # queries of which exponentials are taken pair by pair
 
 
 # -- dense ------------------------------------------------------------------------------------------------------------
@@ -52,15 +52,15 @@ def added(piece: Piece, block: Block) -> Tensor:
     return _form_of(piece).added(piece, block)
 
 
-def _rotated(piece: RelativeDot, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor:
+def _rotated_products(piece: RelativeDot, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor:
     """The products of rows x (batch, heads, rows, 2 pairs) with sinusoids of consecutive distances r, (batch, heads,
     rows, distances). With R(p) = (sin p theta, cos p theta), x . R(-r - f) is R(-f) times x rotated by -r theta, so
-    sinusoids of `TURNS` distances suffice."""
-    angle = phases(-r[::TURNS], theta)
+    sinusoids of `DISTANCES_PER_ROTATION` distances suffice."""
+    angle = phases(-r[::DISTANCES_PER_ROTATION], theta)
     cos, sin = angle.cos().to(meeting), angle.sin().to(meeting)
     a, b = meeting[..., None, :].chunk(2, -1)
     rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
-    near = piece.vectors(torch.arange(TURNS, device=r.device))[0].to(meeting)
+    near = piece.vectors(torch.arange(DISTANCES_PER_ROTATION, device=r.device))[0].to(meeting)
     return (rotated @ near.mT).flatten(-2)[..., : r.size(0)]
 
 
@@ -227,7 +227,7 @@ class _OfRelativeDot(Form):
             check_width(through.mT, meeting, distance.scheme)
             meeting = meeting @ through
             if piece.theta is not None and table.index is None and distance.reach is None:
-                products = _rotated(piece, piece.theta, meeting, r)
+                products = _rotated_products(piece, piece.theta, meeting, r)
                 return products.gather(-1, table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1))
             vectors = block.of_heads(piece.vectors(r), distance.scheme)
         else:
@@ -275,14 +275,14 @@ class _OfAddedVector(Form):
 
 class _OfCumulativeBias(Form):
     def added(self, piece: CumulativeBias, block: Block) -> Tensor:
-        here, there = block.feature(piece.feature, "query"), block.feature(piece.feature, "key")
-        return (here[..., :, None] - there[..., None, :]).to(block.dtype)  # the sums may be float64
+        of_query, of_key = block.feature(piece.feature, "query"), block.feature(piece.feature, "key")
+        return (of_query[..., :, None] - of_key[..., None, :]).to(block.dtype)  # the sums may be float64
 
     def function(self, piece: CumulativeBias, block: Block) -> ScoreFunction | str:
-        here, there = (
+        of_query, of_key = (
             block.feature(piece.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key")
         )
-        return lambda s, b, h, i, j: s + (here[b, h, i] - there[b, h, j]).to(s.dtype)
+        return lambda s, b, h, i, j: s + (of_query[b, h, i] - of_key[b, h, j]).to(s.dtype)
 
 
 class _OfChannelDecay(Form):
@@ -290,21 +290,21 @@ class _OfChannelDecay(Form):
         heads = block.query.size(1)
         q = block.query.to(block.dtype) * block.scale
         k = block.key.to(block.dtype).repeat_interleave(heads // block.key.size(1), 1)
-        here, there = (block.feature(piece.feature, side).expand(-1, heads, -1, -1) for side in ("query", "key"))
-        check_width(here, q, piece.scheme)
+        of_query, of_key = (block.feature(piece.feature, side).expand(-1, heads, -1, -1) for side in ("query", "key"))
+        check_width(of_query, q, piece.scheme)
         layouts = block.query_positions.layout.by_order(), block.key_positions.layout.by_order()
         if torch.compiler.is_compiling() or any(layout.rows is None for layout in layouts):
             seen = visible(block.query_positions, block.key_positions, Visibility(is_causal=True))
-            return _faded(q, k, here, there, None if seen is None else seen[:, None])
+            return _decay_product(q, k, of_query, of_key, None if seen is None else seen[:, None])
         out = q.new_zeros(*q.shape[:3], k.size(2))
         for tile in tiles(*layouts, Visibility(is_causal=True), q.size(0)):
             r, i, j = tile.row, slice(tile.start, tile.stop), slice(tile.first, tile.last)
             high = tile.last if tile.high is None else tile.high + tile.start - tile.first
-            out[r, :, i, j] = _faded_tile(q[r, :, i], k[r, :, j], here[r, :, i], there[r, :, j], high)
+            out[r, :, i, j] = _decay_tile(q[r, :, i], k[r, :, j], of_query[r, :, i], of_key[r, :, j], high)
         return out
 
 
-def _faded_tile(q: Tensor, k: Tensor, here: Tensor, there: Tensor, high: int) -> Tensor:
+def _decay_tile(q: Tensor, k: Tensor, of_query: Tensor, of_key: Tensor, high: int) -> Tensor:
     """sum_c q_ic k_jc (exp(P_ic - P_jc) - 1) of the pairs with j - i <= high; 0 for the others.
 
     For keys that the first query sees, P_j >= P_0 >= P_i: both factors of exp(P_i - P_0) exp(P_0 - P_j) are at most 1,
@@ -312,26 +312,26 @@ def _faded_tile(q: Tensor, k: Tensor, here: Tensor, there: Tensor, high: int) ->
     what its first one sees, and so on; in the end few pairs are left, of which exp is taken one by one.
     """
     (m, n), seen = (q.size(-2), k.size(-2)), min(max(high + 1, 0), k.size(-2))
-    left = q * (here - here[..., :1, :]).to(q.dtype).exp()
-    right = k[..., :seen, :] * (here[..., :1, :] - there[..., :seen, :]).to(q.dtype).exp()
+    left = q * (of_query - of_query[..., :1, :]).to(q.dtype).exp()
+    right = k[..., :seen, :] * (of_query[..., :1, :] - of_key[..., :seen, :]).to(q.dtype).exp()
     far = left @ right.mT - q @ k[..., :seen, :].mT
     if seen == n:
         return far
-    k, there, high = k[..., seen:, :], there[..., seen:, :], high - seen
-    if m <= PAIRS:
+    k, of_key, high = k[..., seen:, :], of_key[..., seen:, :], high - seen
+    if m <= PAIRWISE_QUERIES:
         queries, keys = (torch.arange(x.size(-2), device=q.device) for x in (q, k))
-        near = _faded(q, k, here, there, keys - queries[:, None] <= high)
+        near = _decay_product(q, k, of_query, of_key, keys - queries[:, None] <= high)
     else:
         half = m // 2
         some = min(max(half + high, 0), n - seen)  # the keys that the first half sees
-        first = _faded_tile(q[..., :half, :], k[..., :some, :], here[..., :half, :], there[..., :some, :], high)
-        second = _faded_tile(q[..., half:, :], k, here[..., half:, :], there, high + half)
+        first = _decay_tile(q[..., :half, :], k[..., :some, :], of_query[..., :half, :], of_key[..., :some, :], high)
+        second = _decay_tile(q[..., half:, :], k, of_query[..., half:, :], of_key, high + half)
         near = torch.cat((pad(first, (0, n - seen - some)), second), -2)
     return torch.cat((far, near), -1)
 
 
-def _faded(q: Tensor, k: Tensor, here: Tensor, there: Tensor, seen: Tensor | None) -> Tensor:
-    gap = (here[..., :, None, :] - there[..., None, :, :]).to(q.dtype)
+def _decay_product(q: Tensor, k: Tensor, of_query: Tensor, of_key: Tensor, seen: Tensor | None) -> Tensor:
+    gap = (of_query[..., :, None, :] - of_key[..., None, :, :]).to(q.dtype)
     gap = gap if seen is None else gap.masked_fill(~seen[..., None], 0.0)  # before exp, which could overflow there
     return (q[..., :, None, :] * k[..., None, :, :] * gap.expm1()).sum(-1)
 

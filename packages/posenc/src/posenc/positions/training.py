@@ -48,7 +48,11 @@ def randomized(
         places, which = coords[at].unique(return_inverse=True)
         if len(places) > length:
             raise ValueError(f"length must be at least {len(places)}, the coordinates of a document, got {length}")
-        chosen = torch.randperm(length, generator=generator, device=_home(generator))[: len(places)].sort().values
+        chosen = (
+            torch.randperm(length, generator=generator, device=_generator_device(generator))[: len(places)]
+            .sort()
+            .values
+        )
         drawn[at] = chosen.to(drawn.device)[which]
     return positions.with_coords(drawn)
 
@@ -113,7 +117,7 @@ def cape(
     if not center and not training:
         return positions
     flat = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
-    p, (number_of, count) = flat.double(), _numbered(positions)
+    p, (number_of, count) = flat.double(), _document_indices(positions)
     seen = positions.document != PADDING
     if center:
         sums = p.new_zeros(count, p.size(-1) + 1)
@@ -123,7 +127,7 @@ def cape(
     if training:
 
         def drawn(reach: float, *size: int) -> Tensor:
-            unit = torch.rand(*size, generator=generator, device=_home(generator), dtype=torch.float64)
+            unit = torch.rand(*size, generator=generator, device=_generator_device(generator), dtype=torch.float64)
             return ((2 * unit - 1) * reach).to(p.device)
 
         p = p + drawn(shift, count, p.size(-1))[number_of] + drawn(jitter, *p.shape)
@@ -160,9 +164,9 @@ def abacus(
     most = whole("most", most, least=0)
     is_digit = _marks("digits", digits, positions)
     wide = positions.expand(is_digit.size(0))
-    index, is_digit, document = _as_written(wide, is_digit)
-    begins = is_digit & ~(_before(is_digit, False) & (_before(document, PADDING) == document))
-    place = torch.where(is_digit, _since(begins) + 1, 0)
+    index, is_digit, document = _sort_by_document(wide, is_digit)
+    begins = is_digit & ~(_shift_right(is_digit, False) & (_shift_right(document, PADDING) == document))
+    place = torch.where(is_digit, _tokens_since(begins) + 1, 0)
     place = torch.zeros_like(place).scatter(1, index, place)
     if training and most:
         place = torch.where(place > 0, place + _offsets(wide, generator, most), 0)
@@ -193,10 +197,10 @@ def bilevel(
         longest = whole("longest", longest)
     is_end = _marks("ends", ends, positions)
     wide = positions.expand(is_end.size(0))
-    index, is_end, document = _as_written(wide, is_end)
-    opens = _before(document, PADDING) != document
-    begins = opens | _before(is_end, False)
-    inside = _since(begins)
+    index, is_end, document = _sort_by_document(wide, is_end)
+    opens = _shift_right(document, PADDING) != document
+    begins = opens | _shift_right(is_end, False)
+    inside = _tokens_since(begins)
     inside = inside if longest is None else inside.clamp(max=longest - 1)
     segment = begins.long().cumsum(1)
     segment = segment - torch.where(opens, segment, 0).cummax(1).values
@@ -213,7 +217,7 @@ def _check(positions: Positions, generator: torch.Generator | None, training: bo
     check_flag("training", training)
 
 
-def _home(generator: torch.Generator | None) -> torch.device:
+def _generator_device(generator: torch.Generator | None) -> torch.device:
     """The device of the generator, so that a seed gives the same numbers on every device."""
     return torch.device("cpu") if generator is None else generator.device
 
@@ -229,7 +233,7 @@ def _marks(name: str, marks: Tensor, positions: Positions) -> Tensor:
     return found.expand(rows, -1).to(positions.device)
 
 
-def _numbered(positions: Positions) -> tuple[Int[Tensor, "rows tokens"], int]:
+def _document_indices(positions: Positions) -> tuple[Int[Tensor, "rows tokens"], int]:
     """The index of each token's document among the documents of all rows, and their number. Synchronizes a GPU."""
     row = torch.arange(positions.rows, device=positions.device)[:, None].expand(positions.order.shape)
     both = torch.stack((row, positions.document), -1).flatten(0, 1)
@@ -241,12 +245,12 @@ def _numbered(positions: Positions) -> tuple[Int[Tensor, "rows tokens"], int]:
 
 def _offsets(positions: Positions, generator: torch.Generator | None, most: int) -> Int[Tensor, "rows tokens"]:
     """A random number from 0 to ``most`` for each document of each row, at each of its tokens."""
-    number_of, count = _numbered(positions)
-    k = torch.randint(most + 1, (count,), generator=generator, device=_home(generator))
+    number_of, count = _document_indices(positions)
+    k = torch.randint(most + 1, (count,), generator=generator, device=_generator_device(generator))
     return k.to(positions.device)[number_of]
 
 
-def _since(begins: Bool[Tensor, "rows tokens"]) -> Int[Tensor, "rows tokens"]:
+def _tokens_since(begins: Bool[Tensor, "rows tokens"]) -> Int[Tensor, "rows tokens"]:
     """How many tokens before each one the last marked token is, or the first of the row."""
     at = torch.arange(begins.size(1), device=begins.device).expand(begins.shape)
     return at - torch.where(begins, at, 0).cummax(1).values
@@ -254,12 +258,12 @@ def _since(begins: Bool[Tensor, "rows tokens"]) -> Int[Tensor, "rows tokens"]:
 
 def _documents(positions: Positions) -> list[Bool[Tensor, "rows tokens"]]:
     """The mask of the tokens of each document of each row. Padding is in none."""
-    number_of, count = _numbered(positions)
+    number_of, count = _document_indices(positions)
     seen = positions.document != PADDING
     return [mask for n in range(count) if bool((mask := (number_of == n) & seen).any())]
 
 
-def _as_written(positions: Positions, marks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _sort_by_document(positions: Positions, marks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The indices that sort each row by document and then order, and the sorted marks and documents. Padding is not
     marked."""
     index = positions.order.argsort(dim=1, stable=True)
@@ -268,6 +272,6 @@ def _as_written(positions: Positions, marks: Tensor) -> tuple[Tensor, Tensor, Te
     return index, marks.gather(1, index) & (document != PADDING), document
 
 
-def _before(x: Tensor, first: int | bool) -> Tensor:
+def _shift_right(x: Tensor, first: int | bool) -> Tensor:
     """x shifted right by one token, with ``first`` at the start of each row."""
     return torch.cat((torch.full_like(x[:, :1], first), x[:, :-1]), 1)

@@ -40,9 +40,9 @@ def ntk(theta: Tensor, stretch: Any) -> Tensor:
     return theta * torch.pow(stretch, -k / (theta.numel() - 1))
 
 
-def blend(theta: Tensor, others: Tensor, kept: Tensor) -> Tensor:
+def blend(theta: Tensor, others: Tensor, gamma: Tensor) -> Tensor:
     """kept theta + (1 - kept) others."""
-    return kept * theta + (1 - kept) * others
+    return gamma * theta + (1 - gamma) * others
 
 
 def turns(theta: Tensor, length: int) -> Tensor:
@@ -283,7 +283,7 @@ class YaRN(_Scaling):
         """DeepSeek's factor of the softmax scale, (0.1 a ln s + 1)^2; 1 without ``mscale_all_dim``."""
         return float(mscale(math.log(self.factor), self.mscale_all_dim or 0.0)) ** 2
 
-    def _kept(self, theta: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
+    def _gamma(self, theta: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
         if self.ramp == "ratio":
             over = turns(theta, self.original_length) - self.beta_slow
             return (over / (self.beta_fast - self.beta_slow)).clamp(0, 1)
@@ -297,11 +297,11 @@ class YaRN(_Scaling):
     def __call__(
         self, theta: Float64[Tensor, " pairs"], lengths: Float64[Tensor, "rows 1"] | None = None
     ) -> tuple[Float64[Tensor, "*rows pairs"], float | Float64[Tensor, "rows 1 1"]]:
-        kept = self._kept(theta)
+        gamma = self._gamma(theta)
         if not self.dynamic:
-            return blend(theta, theta / self.factor, kept), self.magnitude
+            return blend(theta, theta / self.factor, gamma), self.magnitude
         s = (self._lengths(lengths) / self.original_length).clamp(min=self.factor)
-        return blend(theta, theta / s, kept), self._magnitude(s.log()[..., None])
+        return blend(theta, theta / s, gamma), self._magnitude(s.log()[..., None])
 
 
 @dataclass(frozen=True, repr=False)
@@ -329,8 +329,8 @@ class Llama3(_Scaling):
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         low, high = self.low_freq_factor, self.high_freq_factor
         over = turns(theta, self.original_length) - low
-        kept = (over / (high - low)).clamp(0, 1) if low < high else (over >= 0).to(theta.dtype)
-        return blend(theta, theta / self.factor, kept), 1.0
+        gamma = (over / (high - low)).clamp(0, 1) if low < high else (over >= 0).to(theta.dtype)
+        return blend(theta, theta / self.factor, gamma), 1.0
 
 
 @dataclass(frozen=True, repr=False)

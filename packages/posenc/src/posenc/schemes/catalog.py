@@ -11,7 +11,7 @@ from posenc.arguments import check_name, check_type
 from posenc.encoding.encoding import DOORS
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Shape
-from posenc.schemes.own import FORM, entry_of
+from posenc.schemes.user_code import PATH_FORM, entry_of
 
 
 def entries_in(package: ModuleType) -> tuple[Entry, ...]:
@@ -45,7 +45,7 @@ def entries_of(names: str) -> tuple[Entry, ...]:
     parts = names.split("+")
     for name in parts:
         if ":" not in name:
-            check_name("scheme", name, list(known), f", {FORM}, or several joined by '+'")
+            check_name("scheme", name, list(known), f", {PATH_FORM}, or several joined by '+'")
     if len(set(parts)) < len(parts):
         raise ValueError(f"scheme must name each part once, got {names!r}")
     return tuple(entry_of(name) if ":" in name else known[name] for name in parts)

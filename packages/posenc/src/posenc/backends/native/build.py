@@ -113,21 +113,21 @@ def machine_identity() -> str:
     return hashlib.sha256(" ".join((machine(), processor_name(), *sorted(flags()))).encode()).hexdigest()[:16]
 
 
-def _line(wanted: str) -> str:
+def _line(name: str) -> str:
     """The value of this field of the first core in /proc/cpuinfo."""
     try:
         with CPUINFO.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 key, _, value = line.partition(":")
-                if key.strip() == wanted:
+                if key.strip() == name:
                     return value.strip()
     except OSError:
         pass
     return ""
 
 
-def _sysctl(wanted: str) -> str:
-    command = ["/usr/sbin/sysctl", "-n", wanted]
+def _sysctl(name: str) -> str:
+    command = ["/usr/sbin/sysctl", "-n", name]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
     except (OSError, subprocess.SubprocessError):
@@ -149,11 +149,11 @@ COMPILERS = ("c++", "g++", "clang++")  # if CXX is not set; on Windows MinGW's
 SUFFIX = ".so"  # also on macOS
 if os.name == "nt":
     FLAGS, SUFFIX = (*FLAGS, "-static"), ".dll"  # with MinGW's own libraries inside
-LIMIT = 600.0  # the time limit of the compiler in seconds
-MAKING = ".making-"  # the prefix of temporary build folders
-LARGEST = {".json": 2**20, SUFFIX: 2**27}  # bytes that are read of a file
-OTHERS = stat.S_IWGRP | stat.S_IWOTH
-OPENED = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))  # where there are such
+COMPILER_SECONDS = 600.0  # the time limit of the compiler
+TEMPORARY_PREFIX = ".making-"  # the prefix of temporary build folders
+MAX_FILE_BYTES = {".json": 2**20, SUFFIX: 2**27}  # bytes that are read of a file
+WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+OPEN_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))  # where there are such
 
 
 class UnavailableError(Exception):
@@ -262,26 +262,27 @@ def _record(path: Path) -> Record | None:
 
 
 def content(path: Path) -> bytes | None:
-    """The bytes of a file; None if there is none. UnavailableError for what is not a regular file of at most `LARGEST`
-    bytes that only this user and root can write and replace, so that what is loaded later is what was read here."""
+    """The bytes of a file; None if there is none. UnavailableError for what is not a regular file of at most
+    `MAX_FILE_BYTES` bytes that only this user and root can write and replace, so that what is loaded later is what was
+    read here."""
     try:
-        with open(_opened(path, os.O_RDONLY), "rb") as file:
-            found = file.read(LARGEST[path.suffix] + 1)
+        with open(_open(path, os.O_RDONLY), "rb") as file:
+            found = file.read(MAX_FILE_BYTES[path.suffix] + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
-    if len(found) > LARGEST[path.suffix]:
-        raise UnavailableError(f"{path} has more than {LARGEST[path.suffix]} bytes")
+    if len(found) > MAX_FILE_BYTES[path.suffix]:
+        raise UnavailableError(f"{path} has more than {MAX_FILE_BYTES[path.suffix]} bytes")
     return found
 
 
-def _opened(path: Path, flags: int) -> int:
+def _open(path: Path, flags: int) -> int:
     """The descriptor of a regular file that passes the checks of `content`. A pipe is not waited for."""
     code = Path(__file__).stat() if path.parent == BUILT else None
     real = Path(os.path.realpath(path))
     check_folder(real.parent, code)
-    file = os.open(real, flags | OPENED, 0o600)
+    file = os.open(real, flags | OPEN_FLAGS, 0o600)
     try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
@@ -300,10 +301,12 @@ def check_folder(folder: Path, code: os.stat_result | None = None) -> None:
     for parent in folder.parents if code is None else ():
         about = parent.stat()
         is_sticky = about.st_mode & stat.S_ISVTX  # as /tmp, where others replace only what is theirs
-        _check_writers(parent, about, modes=0 if is_sticky else OTHERS)
+        _check_writers(parent, about, modes=0 if is_sticky else WRITABLE_BY_OTHERS)
 
 
-def _check_writers(path: Path, about: os.stat_result, code: os.stat_result | None = None, modes: int = OTHERS) -> None:
+def _check_writers(
+    path: Path, about: os.stat_result, code: os.stat_result | None = None, modes: int = WRITABLE_BY_OTHERS
+) -> None:
     if os.name != "posix":
         return
     owners = {0, os.getuid()}
@@ -343,16 +346,18 @@ def compiler() -> Compiler:
         found = shutil.which(command[0])
         if found is not None:
             program = (found, *command[1:])
-            told = _output([[*program, "--version"]], limit=60)[0]
-            if isinstance(told, UnavailableError):
-                raise told
-            return Compiler(program, tuple(named[first_option:]), next(iter(told.splitlines()), "of no known version"))
-    wanted = f"CXX={named[0]} was not found" if named else f"none of {', '.join(COMPILERS)} was found"
-    raise UnavailableError(f"building it needs a C++ compiler, and {wanted}")
+            output = _output([[*program, "--version"]], limit=60)[0]
+            if isinstance(output, UnavailableError):
+                raise output
+            return Compiler(
+                program, tuple(named[first_option:]), next(iter(output.splitlines()), "of no known version")
+            )
+    reason = f"CXX={named[0]} was not found" if named else f"none of {', '.join(COMPILERS)} was found"
+    raise UnavailableError(f"building it needs a C++ compiler, and {reason}")
 
 
-def build(folder: Path, wanted: Sequence[tuple[str, Level]], processor: str = "", days: float = 0) -> list[Outcome]:
-    """Builds the ``wanted`` libraries, precisions with levels, in ``folder``, unless they are up to date. Only one
+def build(folder: Path, targets: Sequence[tuple[str, Level]], processor: str = "", days: float = 0) -> list[Outcome]:
+    """Builds the ``targets``, libraries of a precision and level, in ``folder``, unless they are up to date. Only one
     process builds at a time; others wait and use its libraries. Libraries of other sources that were not used for
     ``days`` are removed. UnavailableError if there is no compiler or the folder is not writable."""
     by = compiler()
@@ -360,18 +365,18 @@ def build(folder: Path, wanted: Sequence[tuple[str, Level]], processor: str = ""
         folder.mkdir(parents=True, exist_ok=True)
         with lock(folder / ".lock") as is_held:
             if is_held:  # their process was killed
-                for left in folder.glob(f"{MAKING}*"):
+                for left in folder.glob(f"{TEMPORARY_PREFIX}*"):
                     shutil.rmtree(left, ignore_errors=True)
             kept = {
                 (p, level.name): record_path(folder, p, level.name, identity(p, level, processor))
-                for p, level in wanted
+                for p, level in targets
             }
-            missing = [x for x in wanted if not _is_fresh(kept[x[0], x[1].name], by, _command(by, *x))]
-            reasons = _made(by, missing, kept) if missing else {}
+            missing = [x for x in targets if not _is_fresh(kept[x[0], x[1].name], by, _command(by, *x))]
+            reasons = _compile(by, missing, kept) if missing else {}
             _remove_old(folder, days)
     except OSError as error:
         raise UnavailableError(f"{folder} cannot be written to: {error}") from None
-    return [Outcome(p, level.name, reasons.get((p, level.name))) for p, level in wanted]
+    return [Outcome(p, level.name, reasons.get((p, level.name))) for p, level in targets]
 
 
 def build_best(
@@ -385,8 +390,8 @@ def build_best(
     outcome of every level that was tried. See `build` for the other arguments."""
     left = {precision: list(of) for precision, of in levels.items()}
     outcomes = []
-    while wanted := [(precision, of.pop(0)) for precision, of in left.items() if of]:
-        for one, (precision, level) in zip(build(folder, wanted, processor, days), wanted, strict=True):
+    while targets := [(precision, of.pop(0)) for precision, of in left.items() if of]:
+        for one, (precision, level) in zip(build(folder, targets, processor, days), targets, strict=True):
             outcomes.append(one._replace(reason=one.reason or fault(precision, level)))
             if outcomes[-1].reason is None:
                 left[precision] = []
@@ -409,28 +414,28 @@ def _command(by: Compiler, precision: str, level: Level) -> str:
     return shlex.join(_words(by, precision, level))
 
 
-def _made(
-    by: Compiler, wanted: Sequence[tuple[str, Level]], kept: dict[tuple[str, str], Path]
+def _compile(
+    by: Compiler, targets: Sequence[tuple[str, Level]], kept: dict[tuple[str, str], Path]
 ) -> dict[tuple[str, str], str]:
     """Builds the libraries, and returns the reasons of those that failed."""
     folder = next(iter(kept.values())).parent
     reasons = {}
-    with tempfile.TemporaryDirectory(prefix=MAKING, dir=folder) as making:
-        made = [Path(making) / f"attention-{precision}-{level.name}{SUFFIX}" for precision, level in wanted]
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=folder) as making:
+        libraries = [Path(making) / f"attention-{precision}-{level.name}{SUFFIX}" for precision, level in targets]
         source = str(SOURCES / "attention.cpp")
-        commands = [[*_words(by, *x), source, "-o", str(to)] for x, to in zip(wanted, made, strict=True)]
-        for (precision, level), to, told in zip(wanted, made, _output(commands), strict=True):
-            if isinstance(told, UnavailableError):
-                reasons[precision, level.name] = str(told)
+        commands = [[*_words(by, *x), source, "-o", str(to)] for x, to in zip(targets, libraries, strict=True)]
+        for (precision, level), to, output in zip(targets, libraries, _output(commands), strict=True):
+            if isinstance(output, UnavailableError):
+                reasons[precision, level.name] = str(output)
             elif not to.exists():
                 reasons[precision, level.name] = f"{by.command[0]} wrote no library"
             else:
-                _keep(to, kept[precision, level.name], precision, level, by)
+                _store(to, kept[precision, level.name], precision, level, by)
     return reasons
 
 
-def _keep(made: Path, path: Path, precision: str, level: Level, by: Compiler) -> None:
-    content = made.read_bytes()
+def _store(library: Path, path: Path, precision: str, level: Level, by: Compiler) -> None:
+    content = library.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     named = f"attention-{precision}-{level.name}-{digest[:16]}{SUFFIX}"
     command = _command(by, precision, level)
@@ -438,9 +443,9 @@ def _keep(made: Path, path: Path, precision: str, level: Level, by: Compiler) ->
     before = None
     with contextlib.suppress(UnavailableError):
         before = read(path)
-    with made.open("rb+") as file:  # Windows syncs only what may be written
+    with library.open("rb+") as file:  # Windows syncs only what may be written
         os.fsync(file.fileno())
-    made.replace(path.with_name(named))
+    library.replace(path.with_name(named))
     write(path, json.dumps(record._asdict(), indent=1))
     if before is not None and before.file != named:
         _remove(path.with_name(before.file))
@@ -497,7 +502,7 @@ def lock(path: Path) -> Iterator[bool]:
         return
     with contextlib.ExitStack() as stack:
         try:
-            file = _opened(path, os.O_RDWR | os.O_CREAT)
+            file = _open(path, os.O_RDWR | os.O_CREAT)
             stack.callback(os.close, file)
             fcntl.flock(file, fcntl.LOCK_EX)
             stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # a forked process also has the file open
@@ -513,7 +518,7 @@ def _output(commands: Sequence[Sequence[str]], limit: float | None = None) -> li
     found: list[str | UnavailableError] = []
     at_once = cores()
     for n in range(0, len(commands), at_once):
-        found += _of_several(commands[n : n + at_once], LIMIT if limit is None else limit)
+        found += _run_together(commands[n : n + at_once], COMPILER_SECONDS if limit is None else limit)
     return found
 
 
@@ -522,7 +527,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _of_several(commands: Iterable[Sequence[str]], limit: float) -> list[str | UnavailableError]:
+def _run_together(commands: Iterable[Sequence[str]], limit: float) -> list[str | UnavailableError]:
     english = {**os.environ, "LC_ALL": "C"}
     oldest = sysconfig.get_config_var("MACOSX_DEPLOYMENT_TARGET")  # the oldest system that this Python supports
     if oldest:
@@ -548,7 +553,7 @@ def _of_several(commands: Iterable[Sequence[str]], limit: float) -> list[str | U
             else:
                 started.append(process)
         for command, one in zip(commands, started, strict=True):
-            found.append(one if isinstance(one, UnavailableError) else _end_of(one, command[0], until, limit))
+            found.append(one if isinstance(one, UnavailableError) else _wait_for(one, command[0], until, limit))
     finally:
         for one in started:
             if isinstance(one, subprocess.Popen) and one.poll() is None:
@@ -558,12 +563,14 @@ def _of_several(commands: Iterable[Sequence[str]], limit: float) -> list[str | U
     return found
 
 
-def _end_of(process: subprocess.Popen[str], name: str, until: float, limit: float) -> str | UnavailableError:
+def _wait_for(process: subprocess.Popen[str], name: str, until: float, limit: float) -> str | UnavailableError:
     try:
-        out, told = process.communicate(timeout=max(0.0, until - time.monotonic()))
+        out, output = process.communicate(timeout=max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
         return UnavailableError(f"{name} did not finish within {limit:g} s")
     if process.returncode == 0:
         return out
-    first = next((line for line in told.splitlines() if "error" in line), told.strip() or f"code {process.returncode}")
+    first = next(
+        (line for line in output.splitlines() if "error" in line), output.strip() or f"code {process.returncode}"
+    )
     return UnavailableError(f"its C++ does not compile here: {first}")

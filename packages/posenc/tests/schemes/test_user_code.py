@@ -8,7 +8,7 @@ import posenc
 from posenc.command.cli import main
 from posenc.schemes.catalog import entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
-from posenc.schemes.own import source_of
+from posenc.schemes.user_code import source_of
 from posenc_lab.kit.records import read
 from tests.compare.tiny_comparison import write_text
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:  # imported inside functions, so that this module works withou
     from posenc.schemes.entry import Entry, Shape
 
 TARGET = "module:name or path/to/file.py:name"
-FORM = "path/to/file.py:Name"
+PATH_FORM = "path/to/file.py:Name"
 # Separates the schemes of several layers. Not the ~ of a home folder or of PROGRA~1.
-BETWEEN = re.compile(r"(?<=[^+~])~(?!\d)")
+LAYER_SEPARATOR = re.compile(r"(?<=[^+~])~(?!\d)")
 SIZES = ("dim", "num_heads", "head_dim", "max_positions", "grid")
 
 _FILES: dict[str, str] = {}  # paths of imported files, as in tracebacks, to those that the user wrote
@@ -43,7 +43,7 @@ class TargetError(ValueError):
     """User code failed: the message has the error and its line, and ``shown`` is the traceback through that code."""
 
     def __init__(self, doing: str, error: BaseException) -> None:
-        super().__init__(f"{doing} failed: {said(error)}")
+        super().__init__(f"{doing} failed: {describe_error(error)}")
         # Without importlib's frames, and those of posenc that lead there; of installed packages, only the last frame.
         shown = traceback.TracebackException.from_exception(error, compact=True)
         library = ("<frozen", os.path.dirname(importlib.__file__))
@@ -55,7 +55,7 @@ class TargetError(ValueError):
         self.shown = "".join(shown.format(chain=False))
 
 
-def named(text: str, what: str) -> tuple[Any, ModuleType]:
+def load_object(text: str, what: str) -> tuple[Any, ModuleType]:
     """The object that ``module:name`` or ``path/to/file.py:name`` names, and its module; ``what`` is the argument's
     name in errors.
 
@@ -64,15 +64,15 @@ def named(text: str, what: str) -> tuple[Any, ModuleType]:
     where, _, name = text.rpartition(":")
     if not where or not name.isidentifier():
         raise ValueError(f"{what} must be {TARGET}, got {text!r}")
-    module = imported(where, what)
+    module = load_module(where, what)
     if not hasattr(module, name):
         public = [k for k, v in vars(module).items() if not (k.startswith("_") or isinstance(v, ModuleType))]
         raise ValueError(f"{where} has no {name!r}; it has {', '.join(public) or 'nothing'}")
     return getattr(module, name), module
 
 
-def imported(where: str, what: str) -> ModuleType:
-    """The module of a name or a path, imported once. Raises as `named` does.
+def load_module(where: str, what: str) -> ModuleType:
+    """The module of a name or a path, imported once. Raises as `load_object` does.
 
     A file of a package is imported as a part of it. Other files can import their neighbors, like a script.
     """
@@ -91,12 +91,12 @@ def is_importable(module: ModuleType) -> bool:
     return module not in _BY_PATH.values()
 
 
-def digest_of(module: ModuleType) -> str:
+def file_digest(module: ModuleType) -> str:
     """A digest of the file of a module that was imported by its path, as it was then."""
     return _DIGESTS[str(Path(module.__file__ or "").resolve())]
 
 
-def place_of(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """The last line of a user's file in an error's traceback, ``my.py:12``; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename in _FILES:
         return f"{_FILES[error.filename]}:{error.lineno}"
@@ -104,14 +104,14 @@ def place_of(error: BaseException) -> str:
     return f"{_FILES[frames[-1].filename]}:{frames[-1].lineno}" if frames else ""
 
 
-def place_in(file: str, where: str) -> None:
-    """Makes `place_of` find lines of this file too, and call it ``where``."""
+def register_file(file: str, where: str) -> None:
+    """Makes `error_location` find lines of this file too, and call it ``where``."""
     _FILES[file] = where
 
 
-def said(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error of user code in one line: where, its type, and its message."""
-    return ": ".join(filter(None, (place_of(error), type(error).__name__, " ".join(str(error).split()))))
+    return ": ".join(filter(None, (error_location(error), type(error).__name__, " ".join(str(error).split()))))
 
 
 def _file(path: Path, where: str) -> ModuleType:
@@ -119,7 +119,7 @@ def _file(path: Path, where: str) -> ModuleType:
     key = str(file)
     if key in _BY_PATH:
         return _BY_PATH[key]
-    place_in(key, where)
+    register_file(key, where)
     _DIGESTS.setdefault(key, hashlib.sha256(file.read_bytes()).hexdigest()[:16])
     folder, name = file.parent, file.stem
     while (folder / "__init__.py").is_file():  # past all packages that it is in
@@ -189,15 +189,15 @@ def entry_of(text: str) -> Entry:
 
 def source_of(names: str) -> str:
     """The digests of the files of a composition's (or several layers') user schemes, as executed; empty without any."""
-    parts = (part for layer in BETWEEN.split(names) for part in layer.split("+"))
-    return "".join(digest_of(_module_of(part)) for part in parts if ":" in part)
+    parts = (part for layer in LAYER_SEPARATOR.split(names) for part in layer.split("+"))
+    return "".join(file_digest(_module_of(part)) for part in parts if ":" in part)
 
 
 def _module_of(text: str) -> ModuleType:
     where = text.rpartition(":")[0]
     if Path(where).suffix != ".py" or not Path(where).is_file():
-        raise ValueError(f"scheme must be a name of the catalog or {FORM} of an existing file, got {text!r}")
-    return imported(where, "scheme")
+        raise ValueError(f"scheme must be a name of the catalog or {PATH_FORM} of an existing file, got {text!r}")
+    return load_module(where, "scheme")
 
 
 def _without_entry(text: str, kind: type[Scheme]) -> Entry:
