@@ -22,7 +22,7 @@ from posenc import T5, ALiBi, NoPE, Positions, RoPE, Shaw, TransformerXL
 from posenc_lab.compare.compare import build_model
 from posenc_lab.compare.tasks import configured
 from posenc_lab.compare.train import loss_of, optimizer_for, step_of
-from posenc_lab.kit.turns import orders, ratios, spread
+from posenc_lab.kit.interleaving import orders, ratios, spread
 
 HEADS, HEAD_DIM, STEPS = 8, 64, 60
 SCHEMES = {

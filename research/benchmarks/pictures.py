@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from posenc_lab.bench.tables import Record, of, schemes
 from posenc_lab.kit import style
-from posenc_lab.kit.turns import Spread
+from posenc_lab.kit.interleaving import Spread
 
 Block: TypeAlias = Mapping[str, Mapping[str, Spread | None]]
 """Rows of dots: for each series, the value of each row's name."""

@@ -25,8 +25,8 @@ from field import faults, scripts
 from field.page import FILES, PAGE, SIGNS, Data, findings, version_of, write
 
 ROOT = Path(__file__).parent.parent
-SECONDS = 30.0  # for each check
-PATIENCE = 14  # as many times that, for a subject with the scripts of its findings: then its process is ended
+SECONDS_PER_CHECK = 30.0  # for each check
+TIME_LIMIT_FACTOR = 14  # as many times that, for a subject with the scripts of its findings: then its process is ended
 
 
 def main() -> int:
@@ -36,7 +36,9 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default: %(default)s)"
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each check (default: %(default)g)")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS_PER_CHECK, help="for each check (default: %(default)g)"
+    )
     parser.add_argument("--only", nargs="*", choices=FILES, help="files of field/subjects (default: all)")
     parser.add_argument(
         "--page", action="store_true", help="write the page from the records there are, and run no checks"
@@ -77,7 +79,7 @@ def _run(file: str, out: Path, seconds: float) -> None:
         command = [sys.executable, "-m", "field.report", "--seconds", str(seconds), "--worker", file, str(records)]
         errors = out / f"{file}.err"
         with errors.open("w") as stream, subprocess.Popen(command, cwd=ROOT, env=environment, stderr=stream) as process:
-            ended = _watch(process, records, PATIENCE * seconds)
+            ended = _watch(process, records, TIME_LIMIT_FACTOR * seconds)
         begun = out / f"{file}.begun"
         if process.returncode == 0:
             begun.unlink(missing_ok=True)

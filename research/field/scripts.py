@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-SECONDS = 120.0
+SECONDS_PER_SCRIPT = 120.0
 WITHOUT = (
     "import runpy, sys; sys.modules['posenc'] = None; sys.argv = sys.argv[1:]; "
     "runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -27,9 +27,9 @@ def run(path: Path) -> Outcome:
     command = [sys.executable, "-I", "-c", WITHOUT, str(path)]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=folder)
+            ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_PER_SCRIPT, cwd=folder)
         except subprocess.TimeoutExpired:
-            return Outcome(None, "", "", f"no end after {SECONDS:g} seconds")
+            return Outcome(None, "", "", f"no end after {SECONDS_PER_SCRIPT:g} seconds")
     before, said, came = ended.stdout.partition("came:")
     if not said or ended.returncode not in (0, 1):
         last = (ended.stderr.strip().splitlines() or ["it says nothing"])[-1]

@@ -6,7 +6,7 @@ from typing import Any
 from posenc.arguments import check_choice, whole
 from posenc_lab.choose.evidence import TEXTS
 from posenc_lab.kit.files import require
-from posenc_lab.kit.statistics import LEAST_SEEDS
+from posenc_lab.kit.statistics import MIN_SEEDS
 
 PUBLISHED = ("lower", "higher", "tied")
 VERDICTS = (*PUBLISHED, "undecided")
@@ -57,7 +57,7 @@ def _check_found(found: Any, published: str) -> None:
     low, mean, high, verdict = (found[name] for name in ("low", "mean", "high", "verdict"))
     if not low <= mean <= high:
         raise ValueError(f"mean must be from low to high, got {mean} of {low} to {high}")
-    whole("seeds", found["seeds"], least=LEAST_SEEDS)
+    whole("seeds", found["seeds"], least=MIN_SEEDS)
     check_choice("verdict", verdict, VERDICTS)
     if (verdict == "lower" and high >= 0) or (verdict == "higher" and low <= 0):
         raise ValueError(f"verdict must be of an interval without zero, got {verdict!r} of {low} to {high}")

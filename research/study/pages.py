@@ -1,7 +1,7 @@
 """``python -m study.pages``: docs/study, every table, figure and sentence of it made from the records, and what of them
 ships with the explorer.
 
-The words are in ``templates``, with a template for each page; the numbers are those of `study.found`.
+The words are in ``templates``, with a template for each page; the numbers are those of `study.findings`.
 """
 
 import json
@@ -24,7 +24,8 @@ from posenc_lab.compare.summary import Summary
 from posenc_lab.compare.task import listed
 from study.claims import check
 from study.devices import Share, again, on_cpu, shares, twice
-from study.found import (
+from study.explorer_records import FILE, shipped
+from study.findings import (
     LENGTHS,
     MEASURE,
     PUBLISHED,
@@ -44,7 +45,6 @@ from study.found import (
 from study.pictures import png
 from study.puzzles import Task, order, task
 from study.run import SCHEMES, TASKS, TEXTS
-from study.shipped import FILE, shipped
 
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs"

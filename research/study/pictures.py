@@ -10,7 +10,7 @@ from PIL import Image
 from posenc_lab.compare.pictures import BITS
 from posenc_lab.compare.summary import Estimate, Summary
 from posenc_lab.kit import style
-from study.found import MEASURE, label
+from study.findings import MEASURE, label
 
 COLUMNS = 5
 PANEL = (1.74, 1.62)  # inches

@@ -14,9 +14,9 @@ from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.puzzle import Puzzle
 from posenc_lab.compare.tasks import complete
 from posenc_lab.kit.statistics import wilson
-from study.found import PUBLISHED, Finished, Part, puzzle_of, records, summary
+from study.findings import PUBLISHED, Finished, Part, puzzle_of, records, summary
 
-SOME = 0.05  # with fewer rows right, by every scheme, there is no order
+MIN_SHARE_SOLVED = 0.05  # with fewer rows right, by every scheme, there is no order
 DRAWS = 2000  # of seeds, for the intervals of mean reciprocal ranks
 
 
@@ -101,7 +101,7 @@ class Place:
 @dataclass(frozen=True)
 class Order:
     """Schemes by their published mean reciprocal rank, the best first, and where theirs were found: (puzzle, length)
-    with at least one scheme that is right in `SOME` of the rows, and those without."""
+    with at least one scheme that is right in `MIN_SHARE_SOLVED` of the rows, and those without."""
 
     places: list[Place]
     ranked: list[tuple[str, int]]
@@ -130,7 +130,7 @@ def order(tasks: Sequence[Task]) -> Order | None:
     if any(len(share) < asked[0].seeds for found in known.values() for share in found):
         return None
     shares = {place: np.array(found) for place, found in known.items()}
-    ranked = [place for place, found in shares.items() if found.mean(1).max() >= SOME]
+    ranked = [place for place, found in shares.items() if found.mean(1).max() >= MIN_SHARE_SOLVED]
     if not ranked:
         return None
     drawn = np.stack([_reciprocal([shares[place][:, seeds] for place in ranked]) for seeds in _draws(asked[0].seeds)])

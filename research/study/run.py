@@ -28,7 +28,7 @@ from posenc_lab.compare.tuning import chosen, trials
 from posenc_lab.executors.executor import cores
 from posenc_lab.executors.local import local
 from posenc_lab.kit.records import FILE, read
-from study.packed import RECORDS, pack, unpack
+from study.archives import RECORDS, pack, unpack
 from study.texts import fetch
 
 HERE = Path(__file__).parent

@@ -12,9 +12,9 @@ from posenc_lab.compare.config import Rate
 from posenc_lab.compare.summary import Estimate
 from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.statistics import mean_of
-from study import found, pages, puzzles, run
+from study import findings, pages, puzzles, run
 from study.claims import check
-from study.found import AT_ONE_RATE, Contrast, judged
+from study.findings import AT_ONE_RATE, Contrast, judged
 from tests.compare import synthetic_records
 
 
@@ -54,9 +54,9 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]
     level = {scheme: 2.4 + 0.05 * n for n, scheme in enumerate(run.SCHEMES.values())} | synthetic_records.LEVEL
     monkeypatch.setattr(synthetic_records, "GROWTH", growth)
     monkeypatch.setattr(synthetic_records, "LEVEL", level)
-    monkeypatch.setattr(found, "tuned", lambda part, folder: RATE)
+    monkeypatch.setattr(findings, "tuned", lambda part, folder: RATE)
     at = {"learning_rate": RATE.learning_rate, "multiplier": RATE.multiplier}
-    plan = {"plan": digest_of((found.HERE / "plan.md").read_bytes())}
+    plan = {"plan": digest_of((findings.HERE / "plan.md").read_bytes())}
 
     def made(schemes: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
         records = synthetic_records.records(tuple(schemes), tuple(seeds))
@@ -69,9 +69,9 @@ def test_records_that_do_not_belong_together_are_refused(kept: Any, monkeypatch:
     one, two = kept(["nope"], [0]), kept(["rope"], [0])
 
     def refused(records: list[dict[str, Any]], message: str) -> None:
-        monkeypatch.setattr(found, "records", lambda part: records)
+        monkeypatch.setattr(findings, "records", lambda part: records)
         with pytest.raises(ValueError, match=message):
-            found.text("plays", 1)
+            findings.text("plays", 1)
 
     other = [{**r, "text": {**r["text"], "digest": "old"}} for r in one]
     refused([*other, *two], "plays must hold the records of one comparison, got ")
@@ -101,7 +101,7 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pages, "CHOOSE", tmp_path)
     monkeypatch.setattr(pages, "FILE", tmp_path / "records.json")
     monkeypatch.setattr(pages, "png", lambda summary, title, dark: title.encode())  # panels have a test of their own
-    monkeypatch.setattr(found, "records", lambda part: [])
+    monkeypatch.setattr(findings, "records", lambda part: [])
     monkeypatch.setattr(puzzles, "records", lambda part: [])
     pages.main()
     assert "No scheme has had all of its trials yet." in (tmp_path / "study" / "tuning.md").read_text()
@@ -109,21 +109,21 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     schemes = list(run.SCHEMES.values())
     tried = [*trials("t5", 2.5, 2.0), *trials("rope", 2.2, 2.1)]
     parts = {"python": [*tried, *kept(schemes, range(3))], "plays": kept(schemes[:5], range(3))}
-    monkeypatch.setattr(found, "records", lambda part: parts.get(part, []))
+    monkeypatch.setattr(findings, "records", lambda part: parts.get(part, []))
     monkeypatch.setattr(pages, "TEXTS", {"python": 3, "plays": 3})
     pages.main()
     page = {path.stem: path.read_text() for path in (tmp_path / "study").iterdir()}
     assert "`t5` gains most from a rate of its own, 0.50 bits per byte" in page["tuning"]
     assert "gives `t5` by default, × 30, that one rate gives 2.300 and 3.300." in page["tuning"]
     assert "| 1 | t5 | 2.500 | 2.000 | 3.500 | 3.000 | 0.02 | × 30, at an end | 2 |" in page["tuning"]
-    of = found.text("python", 3)
+    of = findings.text("python", 3)
     (best,) = of.summary.best("sliding", 1024)[:1]
     value = of.summary.bits("sliding", best, 1024)
     assert f"**{value.mean:.3f} ± {value.high - value.mean:.3f}**" in page["python"]
     assert "by Holm's tests of all pairs" in page["python"]
     assert "15 of 42 trainings are there" in page["plays"]
     assert "by Holm's tests of all pairs" not in page["plays"]
-    for each in found.contrasts(of):
+    for each in findings.contrasts(of):
         assert f"| {pages.interval(each.found)} | 3 | {each.verdict} | {each.agrees} |" in page["contrasts"]
     assert page["contrasts"].count("not before all seeds") == 8  # of plays
     told = json.loads((tmp_path / "claims.json").read_text())["claims"]
@@ -133,10 +133,10 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     python, plays, *others = json.loads((tmp_path / "records.json").read_text())["records"]
     assert (python["name"], plays["name"]) == ("Python's packages", "Shakespeare's works")
     assert python["source"].startswith("the Python files of Django 5.2.8 and SQLAlchemy 2.0.44 (1,234,567 bytes)")
-    assert python["seeds"] == {found.label(scheme): 3 for scheme in schemes}
-    for each in found.contrasts(of):
+    assert python["seeds"] == {findings.label(scheme): 3 for scheme in schemes}
+    for each in findings.contrasts(of):
         assert each.found is not None
-        assert f"{found.signed(each.found.mean)} at {each.claim['length']:,} ({each.verdict})" in python["verdict"]
+        assert f"{findings.signed(each.found.mean)} at {each.claim['length']:,} ({each.verdict})" in python["verdict"]
     assert plays["verdict"] == "Undecided: 15 of 42 trainings are there, and the study gives verdicts after the last."
     assert all("shipped" in each for each in others)
     tables = {each["name"]: each for each in json.loads((tmp_path / "study.json").read_text())["records"]}

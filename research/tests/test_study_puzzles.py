@@ -9,7 +9,7 @@ import pytest
 
 from posenc_lab.compare.config import Rate
 from posenc_lab.kit.files import digest_of
-from study import found, pages, puzzles, run
+from study import findings, pages, puzzles, run
 from tests.compare import synthetic_records
 from tests.test_study import on_gpu
 
@@ -20,7 +20,7 @@ Share = Callable[[str, int, int], float]
 
 @pytest.fixture(autouse=True)
 def _tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(found, "tuned", lambda part, folder: Rate(0.005))
+    monkeypatch.setattr(findings, "tuned", lambda part, folder: Rate(0.005))
     monkeypatch.setattr(puzzles, "DRAWS", 50)
 
 
@@ -42,7 +42,7 @@ def records(task: str, share: Share, schemes: Sequence[str] = (), seeds: Sequenc
             "train_length": LENGTHS[task][0],
             "test_lengths": list(LENGTHS[task]),
         }
-        about |= {"fingerprint": "a", "plan": digest_of((found.HERE / "plan.md").read_bytes())}
+        about |= {"fingerprint": "a", "plan": digest_of((findings.HERE / "plan.md").read_bytes())}
         for seed in seeds:
             of = {"scheme": scheme, "seed": seed}
             curve = [[step, 7.0 / step] for step in range(1, 51)]
@@ -55,7 +55,7 @@ def records(task: str, share: Share, schemes: Sequence[str] = (), seeds: Sequenc
 
 
 def puzzle(task: str, made: list[Any], seeds: int = 3) -> puzzles.Task:
-    return puzzles.Task(task, found.summary(task, made), seeds)
+    return puzzles.Task(task, findings.summary(task, made), seeds)
 
 
 def test_a_task_counts_the_seeds_that_solve_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_the_page_of_puzzles_is_written_from_records(monkeypatch: pytest.MonkeyP
     parts["reverse"] = [r for r in parts["reverse"] if r["seed"] < 2]
     parts["reverse"] += on_gpu(records("reverse", lambda scheme, seed, n: shares.get(scheme, 0.0), seeds=(2,)))
     parts["sort"] = [record for record in parts["sort"] if record["scheme"] == "rope"]
-    for module in (puzzles, found, pages):
+    for module in (puzzles, findings, pages):
         monkeypatch.setattr(module, "records", lambda part: parts.get(part, []))
     for name in ("DOCS", "CHOOSE"):
         monkeypatch.setattr(pages, name, tmp_path)

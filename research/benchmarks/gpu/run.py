@@ -181,7 +181,7 @@ def timed(
     from posenc_lab.bench import cases
     from posenc_lab.bench.measure import Inputs, LeftOutError
     from posenc_lab.bench.settings import Settings
-    from posenc_lab.kit.turns import orders, ratios
+    from posenc_lab.kit.interleaving import orders, ratios
 
     torch.compiler.reset()
     sizes, device, training = DRY if dry else REAL, "cpu" if dry else "cuda", phase == "training"

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from posenc_lab.bench.measure import LeftOutError, Work, beyond, race
+from posenc_lab.kit.interleaving import orders
 from posenc_lab.kit.machine import clock_of
-from posenc_lab.kit.turns import orders
 
 MEBIBYTE = 2**20
 

@@ -116,13 +116,13 @@ def test_long_calls_are_told_from_two_short_ones(
     measured = {n: (seconds * (n / 1024) ** 2, int(square * n**2 + line * n)) for n in run.PROBES}
     monkeypatch.setattr(limits, "_probe", lambda group, name, length: measured[length])
     assert limits.reason(DENSE, "sdpa") == reason
-    assert limits.reason(replace(DENSE, length=run.SHORT), "sdpa") == ""
+    assert limits.reason(replace(DENSE, length=run.SHORT_TOKENS), "sdpa") == ""
 
 
 def test_a_call_that_is_too_much_is_a_dash_and_the_rest_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "SHORT", 64)
+    monkeypatch.setattr(run, "SHORT_TOKENS", 64)
     monkeypatch.setattr(run, "PROBES", (64, 128))
     monkeypatch.setattr(run, "machine", lambda device: {"memory_bytes": 1000})
     settings = replace(SMALL, schemes=("t5",), lengths=(64, 256))

@@ -16,7 +16,7 @@ from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import GIVEN
 from posenc_lab.choose import questions as asking
 from posenc_lab.choose.evidence import STRENGTHS, claims, statements, tables
-from posenc_lab.choose.said import NO_TABLE, UNTESTED, claims_of, statements_of, tables_of
+from posenc_lab.choose.presentation import NO_TABLE, UNTESTED, claims_of, statements_of, tables_of
 from posenc_lab.compare.command import _configuration
 from posenc_lab.compare.compare import check as check_comparison
 from posenc_lab.extend.run import check as check_extension

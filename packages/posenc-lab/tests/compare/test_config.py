@@ -6,7 +6,7 @@ import pytest
 
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.tasks import configured, from_toml
-from posenc_lab.kit import saved
+from posenc_lab.kit import configuration_file
 from posenc_lab.kit.configuration import fingerprint
 
 
@@ -79,7 +79,7 @@ def test_what_a_saved_configuration_was_made_with_is_a_table(tmp_path: Path) -> 
     path = tmp_path / "config.toml"
     path.write_text("steps = 7\nmade_with = 3\n")
     with pytest.raises(ValueError, match=r"config.toml, line 2: made_with must be a table, got 3$"):
-        saved.identity_in(tmp_path, configured)
+        configuration_file.identity_in(tmp_path, configured)
 
 
 def test_fingerprint_changes_with_what_changes_a_measurement_and_nothing_else() -> None:

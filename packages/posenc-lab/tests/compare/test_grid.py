@@ -12,7 +12,7 @@ from posenc.command.cli import main
 from posenc.command.progress import Progress
 from posenc_lab.compare import report
 from posenc_lab.compare.compare import compare
-from posenc_lab.compare.grid import BUSY, Grid, described, finished, grid_of, run_cell, run_grid
+from posenc_lab.compare.grid import CELL_IN_USE, Grid, described, finished, grid_of, run_cell, run_grid
 from posenc_lab.executors.executor import Ended, Job, Run
 from posenc_lab.kit.records import Records
 from tests.compare.tiny_comparison import small_config, untimed, write_text
@@ -142,8 +142,8 @@ def test_a_cell_that_another_process_runs_is_left_to_it(tmp_path: Path, text: st
     grid = small_grid(tmp_path, text, schemes=["nope"])
     (cell,) = grid.cells
     with Records(cell.folder):
-        assert run_cell(cell) == BUSY
-        assert run_grid(grid, here, Progress()) == {cell: BUSY}
+        assert run_cell(cell) == CELL_IN_USE
+        assert run_grid(grid, here, Progress()) == {cell: CELL_IN_USE}
     assert cell.records() == []
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from posenc_lab.compare.compare import build_model
 from posenc_lab.compare.config import CompareConfig
-from posenc_lab.compare.puzzle import ASKED, PARTS, Puzzle, row_of
+from posenc_lab.compare.puzzle import ANSWER_OFFSET, PARTS, Puzzle, row_of
 from posenc_lab.compare.tasks import TASKS, configured, task_of
 from posenc_lab.compare.train import batch
 
@@ -39,8 +39,8 @@ def tiny(name: str, *schemes: str, **changes: Any) -> CompareConfig:
 def said(row: np.ndarray[Any, Any]) -> tuple[str, str]:
     """The text of a row, and the same with a "_" for each character that is to be told; without what fills it up."""
     row = np.trim_zeros(row, "b")
-    told = "".join(chr(c % ASKED) for c in row)
-    return told, "".join("_" if c >= ASKED else chr(c) for c in row)
+    told = "".join(chr(c % ANSWER_OFFSET) for c in row)
+    return told, "".join("_" if c >= ANSWER_OFFSET else chr(c) for c in row)
 
 
 # -- the answers ------------------------------------------------------------------------------------------------------
@@ -132,8 +132,8 @@ def test_the_loss_is_that_of_what_is_to_be_told_alone(name: str) -> None:
     loss = PUZZLES[name].loss(model, rows)
     each = []
     for row in rows:
-        logits = model(row[None, :-1] % ASKED)[0]
-        each += [F.cross_entropy(logits[n - 1], c - ASKED) for n, c in enumerate(row) if c >= ASKED]
+        logits = model(row[None, :-1] % ANSWER_OFFSET)[0]
+        each += [F.cross_entropy(logits[n - 1], c - ANSWER_OFFSET) for n, c in enumerate(row) if c >= ANSWER_OFFSET]
     torch.testing.assert_close(loss, torch.stack(each).mean())
 
 
@@ -145,7 +145,7 @@ class Given(nn.Module):
         self.row = row
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return F.one_hot(self.row[1:] % ASKED, 128).float().expand(len(tokens), -1, -1)
+        return F.one_hot(self.row[1:] % ANSWER_OFFSET, 128).float().expand(len(tokens), -1, -1)
 
 
 @pytest.mark.parametrize("name", PUZZLES)
@@ -155,9 +155,9 @@ def test_one_wrong_character_makes_a_row_wrong_and_those_that_are_given_do_not_c
     row = torch.from_numpy(PUZZLES[name].tests(length, 1)[0].astype(np.int64))
     for place in range(1, len(row)):
         other = row.clone()
-        other[place] += 1 if row[place] % ASKED < ASKED - 1 else -1
+        other[place] += 1 if row[place] % ANSWER_OFFSET < ANSWER_OFFSET - 1 else -1
         tester = loaded.evaluator(Given(other), torch.device("cpu"), lambda tokens: None)
-        assert tester.measure("accuracy", length)["accuracy"][0] == float(row[place] < ASKED)
+        assert tester.measure("accuracy", length)["accuracy"][0] == float(row[place] < ANSWER_OFFSET)
 
 
 # -- sizes, learning, and the whole of it -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from posenc_lab.executors import executor_of
 from posenc_lab.executors import slurm as of_slurm
-from posenc_lab.executors.executor import TRIES, Executor, cores, outcome
+from posenc_lab.executors.executor import MAX_ATTEMPTS, Executor, cores, outcome
 from posenc_lab.executors.local import local
 from tests.executors.jobs import Job, run, told
 
@@ -38,7 +38,7 @@ def test_local_processes_run_all_and_begin_killed_ones_again(tmp_path: Path) -> 
     own = f"{max(cores() // 2, 1)} threads, in a group of its own"
     assert found == {**REASONS, "die": f"its process ended with {-signal.SIGKILL}", "place": own}
     begun = {job.does: job.begun for job in told(tmp_path, *found)}
-    assert begun == {**dict.fromkeys(found, 1), "die once": 2, "die": TRIES}
+    assert begun == {**dict.fromkeys(found, 1), "die once": 2, "die": MAX_ATTEMPTS}
 
 
 def test_closing_asks_running_jobs_once_and_waits(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_an_unknown_place_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_slurm, "EVERY", 0.1)
+    monkeypatch.setattr(of_slurm, "SECONDS_BETWEEN_POLLS", 0.1)
 
 
 @pytest.mark.more

@@ -55,7 +55,7 @@ def test_what_the_page_keeps_of_a_scheme_is_all_of_it_or_says_why_not(known: dic
     assert "more than add vectors" in kept(known, MEETS)["missing"]
     assert "what a layer projects" in kept(known, "wall")["missing"]
     assert "several coordinates" in kept(known, "swin")["missing"]
-    assert kept(known, PLATEAU)["bias"]["shape"] == [4, 2 * module.FAR + 1]
+    assert kept(known, PLATEAU)["bias"]["shape"] == [4, 2 * module.MAX_BIAS_DISTANCE + 1]
     assert entry(known, BOTH)["own"]["call"] == "posenc.RoPE(head_dim=16) + posenc.ALiBi(num_heads=4)"
     assert entry(known, BOTH)["for_decoders"]
     assert "own" not in entry(known, "alibi")

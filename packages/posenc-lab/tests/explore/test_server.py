@@ -117,8 +117,8 @@ CHUNK = b"%x\r\n%s\r\n" % (2**11, b" " * 2**11)
 def test_the_server_takes_no_body_that_is_too_long(
     most: int, headers: str, parts: list[bytes], said: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert server.MOST_BYTES == 2**25
-    monkeypatch.setattr(server, "MOST_BYTES", most)
+    assert server.MAX_BODY_BYTES == 2**25
+    monkeypatch.setattr(server, "MAX_BODY_BYTES", most)
     assert send(address, headers, *parts) == ("413", f"the body must have at most {said}")
 
 
@@ -128,7 +128,7 @@ def test_the_server_holds_few_bodies_at_once(address: str, monkeypatch: pytest.M
         slow.sendall(f"POST /api/minilm HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: 5000\r\n\r\n".encode())
         slow.sendall(b" " * 4999)
         assert ask(address, "attention", {"schemes": []})[0] == 422
-        monkeypatch.setattr(server, "MOST_HELD", 4000)
+        monkeypatch.setattr(server, "MAX_BYTES_IN_PROGRESS", 4000)
         said = "other requests hold 4999 bytes, of at most 4000: ask again later"
         assert send(address, "Content-Length: 9", b"{") == ("503", said)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from posenc_lab.extend.summary import (
-    LEAST_PIECES,
+    MIN_PIECES,
     TOO_FEW,
     Gain,
     gain_of,
@@ -27,7 +27,7 @@ def quantile(freedom: int) -> float:
     return float(t.ppf(0.975, freedom))
 
 
-@pytest.mark.parametrize("count", [2, 4, LEAST_PIECES - 1])
+@pytest.mark.parametrize("count", [2, 4, MIN_PIECES - 1])
 def test_few_pieces_give_numbers_and_no_verdict(count: int) -> None:
     for mean, deviation in ((0.0, 0.0001), (-3.0, 0.01)):
         found = gain_of(some(mean, deviation, count))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from posenc_lab.kit.turns import orders, ratios, spread
+from posenc_lab.kit.interleaving import orders, ratios, spread
 
 MACHINES = 1000
 

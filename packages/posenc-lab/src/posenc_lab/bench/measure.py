@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from posenc.command.memory import peak_bytes
 from posenc.schemes.user_code import error_location
 from posenc_lab.bench.settings import Settings
-from posenc_lab.kit.turns import FEWEST, orders, ratios
+from posenc_lab.kit.interleaving import MIN_VALUES, orders, ratios
 
 Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
 """A timed call; it returns the tensors that its user keeps."""
@@ -28,8 +28,8 @@ Clock: TypeAlias = Callable[[Work], float]
 """The seconds of one call."""
 
 STAT = Path("/proc/stat")
-SHORTEST = 5e-3  # seconds of a timing, which repeats the call; less would measure the clock and the interpreter
-NARROW = 0.1  # rounds end once every interval is narrower than this share of its median
+MIN_SECONDS = 5e-3  # seconds of a timing, which repeats the call; less would measure the clock and the interpreter
+MAX_RELATIVE_WIDTH = 0.1  # rounds end once every interval is narrower than this share of its median
 
 
 class LeftOutError(Exception):
@@ -110,7 +110,7 @@ def race(
             results[name] = {"seconds": []}
             if memory is not None:
                 results[name]["peak_bytes"] = beyond(work, memory)
-            calls[name] = max(1, math.ceil(SHORTEST / max(clock(work), 1e-6)))
+            calls[name] = max(1, math.ceil(MIN_SECONDS / max(clock(work), 1e-6)))
             works[name] = work
         except LeftOutError as error:
             results[name] = {"left_out": str(error)}
@@ -124,7 +124,7 @@ def race(
         return {"rounds": 0, "orders": [], "others": None, "baseline": baseline, "results": results | gone}
     places, drawn = list(results), orders(tuple(works), seed)
     ran: list[list[int]] = []
-    begin, known, look = now(), False, max(rounds, FEWEST)
+    begin, known, look = now(), False, max(rounds, MIN_VALUES)
     while len(ran) < rounds or not (known or time.perf_counter() - begin.wall > budget):
         order = next(drawn)
         for name in order:
@@ -133,7 +133,7 @@ def race(
         if len(ran) == look:  # a check after every round would stop at intervals that are narrow by chance
             look *= 2
             spreads = [ratios(results[name]["seconds"], results[baseline]["seconds"]) for name in works]
-            known = all(high - low < NARROW * median for median, low, high in spreads)
+            known = all(high - low < MAX_RELATIVE_WIDTH * median for median, low, high in spreads)
     for name in works:
         results[name]["ratio"] = list(ratios(results[name]["seconds"], results[baseline]["seconds"]))
     busy = others(begin, now(), os.cpu_count() or 1)

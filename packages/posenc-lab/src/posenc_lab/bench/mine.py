@@ -26,7 +26,7 @@ EXACT = 2048
 # The allowed error, relative to the largest magnitude. Rounding errors, measured from 64 to 2,048 tokens: of dense
 # attention and of PyTorch's kernel at most 1e-6, 2e-3 (float16) and 1e-2 (bfloat16); of an ALiBi that counts from the
 # start of the text, and so rounds large biases, 1e-5 in float32, and more in longer texts.
-ALLOWED = {"float64": 1e-11, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
+TOLERANCES = {"float64": 1e-11, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 Off: TypeAlias = dict[str, float | None]
 """The error of each result of a call, relative to the largest expected magnitude; None if not finite."""
@@ -73,7 +73,7 @@ def timed(settings: Settings, name: str, length: int, training: bool) -> cases.B
     when they are set up, which fills in the fact ``off``; one with too large an error is left out."""
     inputs = Inputs.draw(settings, length, length, training)
     auto = cases.explained(cases.build_scheme(name, settings, length), name, inputs)
-    truth, allowed = cache(partial(_truth, settings, name, inputs)), ALLOWED[settings.dtype]
+    truth, allowed = cache(partial(_truth, settings, name, inputs)), TOLERANCES[settings.dtype]
     off: dict[str, Off] = {}
 
     def verified(who: str, make: Make) -> Work:

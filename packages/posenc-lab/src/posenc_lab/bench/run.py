@@ -14,19 +14,19 @@ from posenc.command.progress import Progress
 from posenc_lab.bench import cases, mine
 from posenc_lab.bench.measure import Clock, LeftOutError, Make, Work, beyond, race
 from posenc_lab.bench.settings import AUTO, Settings
-from posenc_lab.kit import saved
+from posenc_lab.kit import configuration_file
 from posenc_lab.kit.configuration import fingerprint
 from posenc_lab.kit.files import require
 from posenc_lab.kit.machine import clock_of, device_of, machine, versions
 from posenc_lab.kit.records import Record, Records
 
 SHARE = 0.5  # of the memory; calls that would need more are left out
-SHORT = 2048  # tokens up to which calls are not checked, since scores take less than a gigabyte
+SHORT_TOKENS = 2048  # tokens up to which calls are not checked, since scores take less than a gigabyte
 PROBES = (512, 1024)  # lengths that are measured to estimate memory and time
 PROBED = 3  # times each; the shortest counts
 # Of a record: the competitor that ratios are relative to, the cores that other processes kept busy, and by competitor
 # its seconds in each round with its ratio, or why it was left out.
-EVERY: dict[str, Any] = {
+RECORD_FIELDS: dict[str, Any] = {
     "length": int,
     "baseline": str,
     "others": float | None,
@@ -36,7 +36,7 @@ EVERY: dict[str, Any] = {
 
 def check_record(record: Record) -> None:
     """ValueError for a record with a missing field or one of another type."""
-    require(record, EVERY)
+    require(record, RECORD_FIELDS)
     for result in record["results"].values():
         if "left_out" not in result:
             require(result, {"seconds": list[float], "ratio": list[float]})
@@ -75,9 +75,9 @@ def bench(
     with Records(out, check_record) as records, progress:
         made_with = mine.source(settings) | {part: about[part] for part in ("versions", "machine", "kernel")}
         if len(records):
-            there = saved.identity_in(out, Settings.from_mapping)
-            saved.require_same(out, there, settings.identity(**made_with), "benchmark")
-        saved.save(out, settings, made_with)
+            there = configuration_file.identity_in(out, Settings.from_mapping)
+            configuration_file.require_same(out, there, settings.identity(**made_with), "benchmark")
+        configuration_file.save(out, settings, made_with)
         if records.notice:
             progress.say(records.notice)
         groups = mine.groups if settings.mine is not None else cases.regrets if settings.regret else cases.prices
@@ -141,7 +141,7 @@ class _Limits:
 
     def reason(self, group: cases.Group, name: str) -> str:
         """Why a call would need too much; empty if it would not."""
-        if group.length <= SHORT:
+        if group.length <= SHORT_TOKENS:
             return ""
         key = (group.kind, group.scheme, name)
         if key not in self._probed:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from posenc.command.files import write_whole
 from posenc_lab.kit import report
+from posenc_lab.kit.interleaving import ratios
 from posenc_lab.kit.records import made_with
-from posenc_lab.kit.turns import ratios
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Record: TypeAlias = Mapping[str, Any]
 
 PHASES = {"forward": "forward", "training": "a training step"}
-BUSY = 0.1  # share of the cores; if other processes use more, times are marked as doubtful
+BUSY_SHARE = 0.1  # share of the cores; if other processes use more, times are marked as doubtful
 SIGN = "†"
 NUMBER = re.compile(r"[\d–∞]|$")
 TOO_MUCH, WORST = 1.25, 20  # regrets above the first are counted; rows of the largest
@@ -63,7 +63,7 @@ class Table(report.Table):
         """The notes below the table."""
         found = [f"({number}) {note}" for number, note in enumerate(self.notes, 1)]
         if any(cell.text.endswith(SIGN) for row in self.cells for cell in row):
-            found.append(f"{SIGN} timed while other processes kept over {BUSY:.0%} of the cores busy")
+            found.append(f"{SIGN} timed while other processes kept over {BUSY_SHARE:.0%} of the cores busy")
         return [*found, self.foot] if self.foot else found
 
 
@@ -152,7 +152,7 @@ def schemes(records: Sequence[Record]) -> list[str]:
 def mark(record: Record) -> str:
     """The sign after a time of this group if it is doubtful; else empty."""
     others = record["others"]
-    return f" {SIGN}" if others is not None and others > BUSY * record["machine"]["cores"] else ""
+    return f" {SIGN}" if others is not None and others > BUSY_SHARE * record["machine"]["cores"] else ""
 
 
 def tables(records: Sequence[Record]) -> list[Table]:

@@ -4,7 +4,7 @@ import argparse
 
 from posenc.command.options import failed
 from posenc_lab.choose import questions as asking
-from posenc_lab.choose.said import as_cases, as_json, as_questions, as_text
+from posenc_lab.choose.presentation import as_cases, as_json, as_questions, as_text
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

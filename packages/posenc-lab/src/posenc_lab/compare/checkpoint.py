@@ -22,9 +22,9 @@ from posenc_lab.kit.files import parse, require
 
 SUFFIX = ".safetensors"
 ENTRY = "training"
-ANEW = "remove it to train anew"
+REMOVAL_HINT = "remove it to train anew"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-TOLD = {"step": int, "seconds": float, "curve": list[tuple[int, float]], "fingerprint": str, "digest": str}
+STORED_FIELDS = {"step": int, "seconds": float, "curve": list[tuple[int, float]], "fingerprint": str, "digest": str}
 
 
 class CheckpointError(ValueError):
@@ -65,17 +65,19 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, *, fingerpr
     try:
         with safe_open(path, framework="pt") as file:
             told = parse((file.metadata() or {}).get(ENTRY, ""))
-            require(told, TOLD)
+            require(told, STORED_FIELDS)
             # Copies, since the file is memory-mapped and will be replaced.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
         if told.pop("digest") != _digest(tensors, told):
             raise ValueError("its digest is another")
     except (SafetensorError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint ({error}): {ANEW}") from None
+        raise CheckpointError(f"{path} is not a whole checkpoint ({error}): {REMOVAL_HINT}") from None
     if (its := told["fingerprint"]) != fingerprint:
-        raise CheckpointError(f"{path} is a checkpoint of another comparison ({its} there, {fingerprint} here): {ANEW}")
+        raise CheckpointError(
+            f"{path} is a checkpoint of another comparison ({its} there, {fingerprint} here): {REMOVAL_HINT}"
+        )
     if unlike := _unlike(tensors, model):
-        raise CheckpointError(f"{path} is a checkpoint of another model ({unlike}): {ANEW}")
+        raise CheckpointError(f"{path} is a checkpoint of another model ({unlike}): {REMOVAL_HINT}")
     model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
     names = {parameter: name for name, parameter in model.named_parameters()}
     order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]

@@ -29,13 +29,13 @@ from posenc_lab.compare.task import Loaded, Measures, Task, listed, position_fro
 from posenc_lab.compare.tasks import complete, configured, from_toml, task_of
 from posenc_lab.compare.train import TRAINING, TUNING, DivergedError, batch, optimizer_for, rate_of, step_of, train
 from posenc_lab.compare.tuning import chosen, losses, trials
-from posenc_lab.kit import processes, saved
+from posenc_lab.kit import configuration_file, processes
 from posenc_lab.kit.configuration import differences, fingerprint
 from posenc_lab.kit.files import digest_of
+from posenc_lab.kit.interleaving import orders, ratios
 from posenc_lab.kit.machine import clock_of, device_of, versions
 from posenc_lab.kit.processes import Lead, Stop, jobs, own_device
 from posenc_lab.kit.records import Record, Records, key
-from posenc_lab.kit.turns import orders, ratios
 
 ALL = "all"  # the name that stands for every scheme of the catalog that the task has positions for
 PLAIN = "nope"  # what step times are relative to: the model without positions
@@ -135,7 +135,7 @@ def _compare(config: CompareConfig, out: Path, progress: Progress, build: Build,
         }
         lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, lead, build)
         progress.begin(lab.work)  # errors from here on leave a partial report
-        saved.save(out, config, made_with)
+        configuration_file.save(out, config, made_with)
         _remove(out, made, checkpoints.SUFFIX + WRITING)  # partially written
         without = (f"left out: {listed(names)}, as {reason}" for reason, names in left_out.items())
         for line in filter(None, (records.notice, loaded.about, loaded.notice, *without)):
@@ -419,9 +419,9 @@ def _name_of(scheme: str, seed: int, trial: int | None = None) -> str:
 def _made_names(out: Path, config: CompareConfig) -> frozenset[str]:
     """The names of the checkpoints that the comparison in ``out`` makes, by the configuration it saved and by this one.
     Nothing else is ever removed, and nothing at all without a saved configuration."""
-    if not (out / saved.FILE).exists():
+    if not (out / configuration_file.FILE).exists():
         return frozenset()
-    both = (from_toml(out / saved.FILE), config)
+    both = (from_toml(out / configuration_file.FILE), config)
     tried = [None, *range(max(len(each.tune_rates) * max(len(each.tune_multipliers), 1) for each in both))]
     schemes = {scheme for each in both for scheme in each.schemes}
     seeds = {seed for each in both for seed in (*each.seeds, *each.tune_seeds)}
@@ -438,9 +438,9 @@ def _remove(out: Path, made: frozenset[str], suffix: str) -> None:
 def _check_folder(out: Path, identity: dict[str, Any], records: Records, made: frozenset[str]) -> None:
     """ValueError, saying what differs, if another comparison has records in ``out``, and, naming the line, for a record
     that is of another. Where nothing was measured, another's checkpoints, of the names ``made``, are removed."""
-    there = saved.identity_in(out, configured)
+    there = configuration_file.identity_in(out, configured)
     if len(records):
-        saved.require_same(out, there, identity, "comparison")
+        configuration_file.require_same(out, there, identity, "comparison")
     elif there and differences(there, identity):
         _remove(out, made, checkpoints.SUFFIX)
     for line, record in records.numbered():

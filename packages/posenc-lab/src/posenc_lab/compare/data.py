@@ -29,10 +29,10 @@ from posenc_lab.kit.files import digest_of
 Bytes = NDArray[np.uint8]
 
 HELD_OUT = 1 / 10  # of the text, or more where the evaluation needs it
-MOST_HELD_OUT = 1 / 3
-HEAD = 8192  # bytes of a file; a zero among them shows that it is binary
-MOST_BITS = 7.5  # of entropy per byte: Python's own sources have 4.7, random and compressed bytes nearly 8
-COUNTED = 2**20  # bytes at a time
+MAX_HELD_OUT_SHARE = 1 / 3
+HEAD_BYTES = 8192  # bytes of a file; a zero among them shows that it is binary
+MAX_ENTROPY = 7.5  # of entropy per byte: Python's own sources have 4.7, random and compressed bytes nearly 8
+BYTES_AT_A_TIME = 2**20  # bytes at a time
 PIECE = 50  # bytes; equal sequences of this length are hardly chance
 
 Least: TypeAlias = Sequence[tuple[int, int]]
@@ -115,14 +115,14 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, tuned: int = 0, least: 
     contents.pop(b"", None)
     files = sorted(contents, key=lambda data: _hash(contents[data].encode()))
     total = sum(map(len, files))
-    wanted = max(int(total * HELD_OUT), min(held_out, int(total * MOST_HELD_OUT)))
+    wanted = max(int(total * HELD_OUT), min(held_out, int(total * MAX_HELD_OUT_SHARE)))
     if not wanted:
         raise ValueError(f"text must be of some bytes to split, got {total} in {' '.join(text) or 'the library'}")
     _require_text(files, text)
     train, validation, how = _split(files, wanted, least[:2])
     tuning: list[bytes] = []
     if tuned:
-        part = min(tuned, int(sum(map(len, train)) * MOST_HELD_OUT))
+        part = min(tuned, int(sum(map(len, train)) * MAX_HELD_OUT_SHARE))
         train, tuning, _ = _split(train, part, (least[0], least[-1]))
     sides = _text(train), _text(validation), _text(tuning)
     total = sum(len(side.data) for side in sides)
@@ -160,7 +160,7 @@ def _split(files: list[bytes], wanted: int, least: Least) -> tuple[list[bytes], 
     if _fits((_text(left), _text(held)), least):
         return left, held, "whole files"
     largest = max(files, key=len, default=b"")
-    end = _at_letter(largest, len(largest) - min(wanted, int(len(largest) * MOST_HELD_OUT)))
+    end = _at_letter(largest, len(largest) - min(wanted, int(len(largest) * MAX_HELD_OUT_SHARE)))
     begin, held_end = largest[:end], largest[end:]
     # Files that are parts of it, or that contain its end, would be on both sides.
     others = [data for data in files if data not in largest and held_end not in data]
@@ -248,11 +248,11 @@ def _files(text: Iterable[str]) -> list[Path]:
             if path.is_dir():
                 raise ValueError(f"text must be of text files, got {name!r}, a folder without files")
             raise ValueError(f"text must be of files, folders or globs that match some, got {name!r}")
-        new = [p for p in there if b"\0" not in _read(p, HEAD)]
+        new = [p for p in there if b"\0" not in _read(p, HEAD_BYTES)]
         if not new:
             count = "a binary file" if len(there) == 1 else f"{len(there):,} binary files"
             raise ValueError(
-                f"text must be of text files, got {name!r}: {count}, with a zero byte among the first {HEAD:,}"
+                f"text must be of text files, got {name!r}: {count}, with a zero byte among the first {HEAD_BYTES:,}"
             )
         found.update(p.resolve() for p in new)
     return sorted(found)
@@ -262,14 +262,14 @@ def _require_text(files: Sequence[bytes], names: Sequence[str]) -> None:
     """ValueError for bytes of which all values are about equally frequent, as no text has them."""
     counts = np.zeros(256, dtype=np.int64)
     for file in files:
-        for start in range(0, len(file), COUNTED):  # np.bincount makes eight bytes of each
-            counts += np.bincount(np.frombuffer(file[start : start + COUNTED], dtype=np.uint8), minlength=256)
+        for start in range(0, len(file), BYTES_AT_A_TIME):  # np.bincount makes eight bytes of each
+            counts += np.bincount(np.frombuffer(file[start : start + BYTES_AT_A_TIME], dtype=np.uint8), minlength=256)
     shares = counts[counts > 0] / counts.sum()
     bits = float(-(shares * np.log2(shares)).sum())
-    if bits > MOST_BITS:
+    if bits > MAX_ENTROPY:
         raise ValueError(
             f"text must be text, got {' '.join(names) or 'the library'}, whose bytes look random, compressed or "
-            f"encrypted: {bits:.2f} bits per byte by their frequencies alone, where text has at most {MOST_BITS:g}"
+            f"encrypted: {bits:.2f} bits per byte by their frequencies alone, where text has at most {MAX_ENTROPY:g}"
         )
 
 

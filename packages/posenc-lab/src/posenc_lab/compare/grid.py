@@ -21,15 +21,15 @@ from posenc_lab.compare.summary import Summary, check
 from posenc_lab.compare.tasks import configured
 from posenc_lab.compare.tuning import trials
 from posenc_lab.executors.executor import Executor
-from posenc_lab.kit import saved
+from posenc_lab.kit import configuration_file
 from posenc_lab.kit.configuration import ConfigError, fingerprint
 from posenc_lab.kit.records import InUseError, Record, read
 
 TABLE = "grid"  # of a grid's file: the options that vary
 CLUSTERS = ("slurm", "ray")  # its other tables
 CELLS = "cells"  # the folder of the cells' folders
-MOST = 10_000  # combinations
-BUSY = "another process is running it"
+MAX_CELLS = 10_000  # combinations
+CELL_IN_USE = "another process is running it"
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ def grid_of(path: str | Path, out: Path, **overrides: Any) -> Grid:
                 raise ValueError(f"{name} of [{TABLE}] must be a list of values, one for each cell, got {shown(items)}")
             if name in shared:
                 raise ValueError(f"{name} must be given once, got it in [{TABLE}] and for all cells")
-        if (cells := math.prod(map(len, varied.values()))) > MOST:
-            raise ValueError(f"[{TABLE}] must have at most {MOST} combinations of values, got {cells}")
+        if (cells := math.prod(map(len, varied.values()))) > MAX_CELLS:
+            raise ValueError(f"[{TABLE}] must have at most {MAX_CELLS} combinations of values, got {cells}")
         configs: dict[CompareConfig, None] = {}
         for each in product(*varied.values()):
             its = dict(zip(varied, each, strict=True))
@@ -106,7 +106,7 @@ def grid_of(path: str | Path, out: Path, **overrides: Any) -> Grid:
             configs |= dict.fromkeys([replace(config, schemes=(scheme,)) for scheme in every] or [config])
         return Grid(tuple(Cell(config, out) for config in configs), tuple(varied), clusters)
 
-    return saved.from_toml(path, made, **overrides)
+    return configuration_file.from_toml(path, made, **overrides)
 
 
 def finished(config: CompareConfig, records: Iterable[Record]) -> bool:
@@ -121,11 +121,11 @@ def finished(config: CompareConfig, records: Iterable[Record]) -> bool:
 
 
 def run_cell(cell: Cell) -> str:
-    """Runs what of a cell is not measured yet. Returns "", or `BUSY` if another process is running it."""
+    """Runs what of a cell is not measured yet. Returns "", or `CELL_IN_USE` if another process is running it."""
     try:
         compare(cell.config, cell.folder)
     except InUseError:
-        return BUSY
+        return CELL_IN_USE
     return ""
 
 

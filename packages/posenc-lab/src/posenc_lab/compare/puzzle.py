@@ -30,7 +30,7 @@ from posenc_lab.compare.data import Bytes
 from posenc_lab.compare.task import Kind, Loaded, Measures, Task, Tick, listed
 from posenc_lab.kit.files import digest_of
 
-ASKED = 128  # added to the characters of answers
+ANSWER_OFFSET = 128  # added to the characters of answers
 PARTS = ("testing", "tuning", *["training"] * 6)  # the use of each eighth of all rows
 TEST_STREAM = 2**31  # above all training seeds
 DRAWS = 20  # attempts per test row to find different ones
@@ -76,13 +76,13 @@ class Puzzle(Task):
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """The mean cross-entropy over the characters of the answer."""
-        logits = model(batch[:, :-1] % ASKED)
-        told = torch.where(batch < ASKED, -1, batch - ASKED)[:, 1:]
+        logits = model(batch[:, :-1] % ANSWER_OFFSET)
+        told = torch.where(batch < ANSWER_OFFSET, -1, batch - ANSWER_OFFSET)[:, 1:]
         return F.cross_entropy(logits.flatten(0, 1).float(), told.flatten(), ignore_index=-1)
 
     def targets(self, batch: Tensor) -> int:
         """The characters of answers: rows have different numbers of them."""
-        return int((batch >= ASKED).sum())
+        return int((batch >= ANSWER_OFFSET).sum())
 
     def plan(self, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
         return [("accuracy", length) for length in lengths]
@@ -129,12 +129,12 @@ class Puzzle(Task):
 
 
 def row_of(pieces: Sequence[str]) -> Bytes:
-    """The characters of all pieces; `ASKED` is added to those of the answers, every second piece.
+    """The characters of all pieces; `ANSWER_OFFSET` is added to those of the answers, every second piece.
 
     >>> row_of(["ab=", "b"]).tolist()
     [97, 98, 61, 226]
     """
-    given = itertools.cycle((0, ASKED))
+    given = itertools.cycle((0, ANSWER_OFFSET))
     return np.array(
         [ord(c) + asked for piece, asked in zip(pieces, given, strict=False) for c in piece], dtype=np.uint8
     )
@@ -163,8 +163,8 @@ class _Completed(Measures):
 
     def _as_told(self, rows: Tensor) -> Tensor:
         """The rows in which the most likely character is right at every place of the answer."""
-        likeliest = self.model(rows[:, :-1] % ASKED).argmax(-1)
-        return ((likeliest + ASKED == rows[:, 1:]) | (rows[:, 1:] < ASKED)).all(1)
+        likeliest = self.model(rows[:, :-1] % ANSWER_OFFSET).argmax(-1)
+        return ((likeliest + ANSWER_OFFSET == rows[:, 1:]) | (rows[:, 1:] < ANSWER_OFFSET)).all(1)
 
 
 class Copy(Puzzle):

@@ -34,7 +34,7 @@ from posenc_lab.kit.report import (
     Warn,
     as_printed,
 )
-from posenc_lab.kit.statistics import LEAST_SEEDS, wilson
+from posenc_lab.kit.statistics import MIN_SEEDS, wilson
 
 if TYPE_CHECKING:
     from posenc_lab.compare.grid import Cell as GridCell
@@ -158,10 +158,10 @@ def preface(summary: Summary) -> list[str]:
     planned = len({seed for _, seed in summary.trainings})
     seeds = f"results of {most} of {planned} seeds" if most < planned else "one seed" if most == 1 else f"{most} seeds"
     verdicts = ""
-    if most < LEAST_SEEDS:
-        verdicts = f"This comparison has {seeds}, so there are no verdicts: they need at least {LEAST_SEEDS} seeds."
+    if most < MIN_SEEDS:
+        verdicts = f"This comparison has {seeds}, so there are no verdicts: they need at least {MIN_SEEDS} seeds."
     elif few:
-        verdicts = f"There are no verdicts on {listed(few)}: they need at least {LEAST_SEEDS} seeds."
+        verdicts = f"There are no verdicts on {listed(few)}: they need at least {MIN_SEEDS} seeds."
     return [sentence for sentence in (_tuned(summary), verdicts) if sentence]
 
 
@@ -203,7 +203,7 @@ def _order(summary: Summary, length: int) -> str:
 
     if best:
         top, judged = means[best[0]], [s for s in order if found[s].judged]
-        among = "" if len(judged) == len(order) else f" among those with {LEAST_SEEDS} seeds"
+        among = "" if len(judged) == len(order) else f" among those with {MIN_SEEDS} seeds"
         if best[1:]:
             named = listed(f"{s} ({means[s]:.2f})" for s in best)
             words = f"{where}, no scheme is shown to beat any of {named}{unit}{among}"
@@ -238,7 +238,7 @@ def solved(summary: Summary, scheme: str, length: int) -> str:
         return ""
     right = sum(mean >= summary.task.solved for mean in means)
     words = f"{right} of {len(means)} solve it"
-    if len(means) < LEAST_SEEDS:
+    if len(means) < MIN_SEEDS:
         return words
     _, low, high = wilson(right, len(means))
     return f"{words} ({low:.2f}–{high:.2f})"

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from posenc_lab.compare.task import Task, listed
 from posenc_lab.compare.tasks import task_of
 from posenc_lab.kit.files import require
-from posenc_lab.kit.statistics import LEAST_SEEDS, Mean, holm, mean_of, verdict, wilson
+from posenc_lab.kit.statistics import MIN_SEEDS, Mean, holm, mean_of, verdict, wilson
 
 Record = Mapping[str, Any]
 
@@ -58,7 +58,7 @@ RESULTS: dict[str, dict[str, Any]] = {
     "speed": {"relative_to": str, "step_ratio": float, "low": float, "high": float, "step_seconds": float},
 }
 TRIAL = {"trial": int, "learning_rate": float, "multiplier": float | None, "bits": float | None, "seconds": float}
-INSTEAD = ("undefined", "diverged")  # of results: words that say why there are none
+MISSING_RESULT_WORDS = ("undefined", "diverged")  # of results: words that say why there are none
 
 
 def results_of(task: str) -> dict[str, Mapping[str, Any]]:
@@ -72,14 +72,14 @@ def check(record: Record) -> None:
     task = about.get("task", "text") if isinstance(about, dict) else "text"
     results = results_of(str(task)).get(record["kind"])
     if results is not None:
-        instead = {name: str for name in INSTEAD if name in record}
+        instead = {name: str for name in MISSING_RESULT_WORDS if name in record}
         if instead:
             results = {name: results[name] for name in results if name in ("length", "trial")} | instead
         require(record, {**COMPARED, **results})
 
 
 # The kinds of which a training has one record, in words.
-ONCE = {"training": "training", "speed": "the step time"}
+MEASURED_ONCE = {"training": "training", "speed": "the step time"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Estimate:
     @property
     def judged(self) -> bool:
         """Whether there are enough seeds for a verdict."""
-        return self.seeds >= LEAST_SEEDS and self.finite and self.found is not None
+        return self.seeds >= MIN_SEEDS and self.finite and self.found is not None
 
 
 @dataclass(frozen=True)
@@ -295,11 +295,11 @@ class Summary:
 
     def enough_seeds(self) -> tuple[str, ...]:
         """The schemes that were tested with enough seeds for a verdict."""
-        return tuple(scheme for scheme in self.schemes if len(self.measured(scheme)) >= LEAST_SEEDS)
+        return tuple(scheme for scheme in self.schemes if len(self.measured(scheme)) >= MIN_SEEDS)
 
     def few_seeds(self) -> tuple[str, ...]:
         """The schemes that were tested with too few seeds for a verdict."""
-        return tuple(scheme for scheme in self.schemes if 0 < len(self.measured(scheme)) < LEAST_SEEDS)
+        return tuple(scheme for scheme in self.schemes if 0 < len(self.measured(scheme)) < MIN_SEEDS)
 
     def trials(self, scheme: str) -> list["Trial"]:
         """A scheme's trials in their order."""
@@ -313,7 +313,9 @@ class Summary:
         """The missing measurements of each incomplete training, by scheme and seed."""
         found = {}
         once = {
-            kind: called for kind, called in ONCE.items() if kind != "speed" or self.configuration.get("timed", True)
+            kind: called
+            for kind, called in MEASURED_ONCE.items()
+            if kind != "speed" or self.configuration.get("timed", True)
         }
         for scheme, seed in self.trainings:
             parts = [called for kind, called in once.items() if not self.get(kind, scheme, seed)]

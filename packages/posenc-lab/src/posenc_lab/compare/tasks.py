@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from posenc.arguments import check_name
 from posenc_lab.compare.config import CompareConfig
-from posenc_lab.kit import saved
+from posenc_lab.kit import configuration_file
 from posenc_lab.kit.configuration import ConfigError
 
 if TYPE_CHECKING:
@@ -56,5 +56,6 @@ def configured(values: Mapping[str, Any]) -> CompareConfig:
 
 
 def from_toml(path: str | Path, **overrides: Any) -> CompareConfig:
-    """The configuration of a TOML file, with ``overrides`` applied. ValueError as `saved.from_toml` raises it."""
-    return saved.from_toml(path, configured, **overrides)
+    """The configuration of a TOML file, with ``overrides`` applied. ValueError as `configuration_file.from_toml` raises
+    it."""
+    return configuration_file.from_toml(path, configured, **overrides)

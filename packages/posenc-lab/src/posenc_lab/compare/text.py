@@ -39,7 +39,7 @@ from posenc_lab.compare.task import Kind, Loaded, Measures, Task, Tick
 from posenc_lab.compare.train import loss_of
 from posenc_lab.kit.files import rounded
 
-MOST_REPEATED = 0.2  # share of a window's pieces that may also be in the training text: licences, imports, tables
+MAX_REPEATED_SHARE = 0.2  # share of a window's pieces that may also be in the training text: licences, imports, tables
 CANDIDATES = 4  # candidates per evaluation window
 
 BITS = {"length": int, "bits": list[float | None], "tokens": int}
@@ -95,18 +95,18 @@ def fresh(corpus: data.Corpus, count: int, size: int) -> tuple[Bytes, str]:
     repeated in the training or tuning text, and a description of what was left out and what is still repeated."""
     candidates = corpus.validation.spread(CANDIDATES * count, size)
     shares = data.repeated(candidates, (corpus.train, corpus.tuning))
-    kept = np.flatnonzero(shares <= MOST_REPEATED)
+    kept = np.flatnonzero(shares <= MAX_REPEATED_SHARE)
     if len(kept) < MIN_WINDOWS:
         raise ValueError(
             f"text must not repeat itself: of {len(candidates)} windows of {size:,} bytes to test on, {len(kept)} have "
-            f"at most {MOST_REPEATED:.0%} of their pieces of {data.PIECE} bytes in the training text too, and "
+            f"at most {MAX_REPEATED_SHARE:.0%} of their pieces of {data.PIECE} bytes in the training text too, and "
             f"{MIN_WINDOWS} are needed"
         )
     chosen = kept[np.arange(min(count, len(kept))) * len(kept) // min(count, len(kept))]
     share = f"{shares[chosen].mean():.1%} of the {data.PIECE}-byte pieces of test windows"
     said = [f"{share} stand in text for training or tuning too"]
     if left_out := len(candidates) - len(kept):
-        said.append(f"{left_out} of {len(candidates)} windows with more than {MOST_REPEATED:.0%} are left out")
+        said.append(f"{left_out} of {len(candidates)} windows with more than {MAX_REPEATED_SHARE:.0%} are left out")
     if len(chosen) < count:
         said.append(f"room for {len(chosen)} of {count} evaluation windows")
     return candidates[chosen], "; ".join(said)

@@ -141,7 +141,7 @@ def train(
         expected = [step for step in range(1, reached.step + 1) if step % every == 0 or step == config.steps]
         steps = [step for step, _ in reached.curve]
         if not (0 < reached.step <= config.steps and reached.seconds > 0 and steps == expected):
-            raise CheckpointError(f"{checkpoint} is a checkpoint of another training: {checkpoints.ANEW}")
+            raise CheckpointError(f"{checkpoint} is a checkpoint of another training: {checkpoints.REMOVAL_HINT}")
     curve, running = reached.curve, reached.running
     processes.require_same(f"the steps in {checkpoint}", reached.step)
 
@@ -149,7 +149,7 @@ def train(
     learner = processes.parallel(
         model, lambda model: loss_of(model, batch(draw, config, seed, 0, stream)[:1].to(device))
     )
-    saved = clock = time.perf_counter()
+    last_saved = clock = time.perf_counter()
     for step in range(reached.step, config.steps):
         for group in optimizer.param_groups:
             group["lr"] = group["highest"] * share_of_rate(config, step)
@@ -166,9 +166,9 @@ def train(
         now = time.perf_counter()
         reached.seconds, clock = reached.seconds + now - clock, now
         stop = processes.most(tick(done, curve[-1][1] if curve else math.nan))
-        if processes.rank() == 0 and (stop or done == config.steps or now - saved >= save_seconds):
+        if processes.rank() == 0 and (stop or done == config.steps or now - last_saved >= save_seconds):
             checkpoints.save(checkpoint, model, optimizer, reached, fingerprint=fingerprint)
-            saved = clock = time.perf_counter()
+            last_saved = clock = time.perf_counter()
         if stop and done < config.steps:
             raise KeyboardInterrupt
     return reached

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posenc.arguments import shown
-from posenc_lab.executors.executor import TRIES, Ended, Job, Run, outcome
+from posenc_lab.executors.executor import MAX_ATTEMPTS, Ended, Job, Run, outcome
 
-STOPPING = 30.0  # seconds that jobs have for saving how far they have come
+SECONDS_TO_SAVE = 30.0  # seconds that jobs have for saving how far they have come
 
 
 def on_ray(
@@ -23,7 +23,7 @@ def on_ray(
     import ray
 
     # max_calls: a new process for each task, as the other executors have it.
-    given = {"num_cpus": 1, "max_calls": 1, "max_retries": TRIES - 1, **options}
+    given = {"num_cpus": 1, "max_calls": 1, "max_retries": MAX_ATTEMPTS - 1, **options}
     try:
         task: Any = ray.remote(**given)(outcome)
     except (ValueError, TypeError) as error:
@@ -47,5 +47,5 @@ def on_ray(
         for each in running:
             ray.cancel(each)  # as Ctrl-C does
         if running:
-            ray.wait(list(running), num_returns=len(running), timeout=STOPPING)
+            ray.wait(list(running), num_returns=len(running), timeout=SECONDS_TO_SAVE)
         ray.shutdown()

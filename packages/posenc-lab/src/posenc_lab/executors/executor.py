@@ -20,7 +20,7 @@ Run: TypeAlias = Callable[[Job], str]
 Ended: TypeAlias = Generator[tuple[Job, str], None, None]
 """Each job when it has ended, with "" or the reason why it failed."""
 
-TRIES = 3
+MAX_ATTEMPTS = 3
 """How often a job is begun whose process is killed."""
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
-from posenc_lab.executors.executor import TRIES, Ended, Job, Run, outcome
+from posenc_lab.executors.executor import MAX_ATTEMPTS, Ended, Job, Run, outcome
 
 
 def local(run: Run[Job], jobs: Sequence[Job], processes: int, threads: int = 1) -> Ended[Job]:
@@ -38,7 +38,7 @@ def local(run: Run[Job], jobs: Sequence[Job], processes: int, threads: int = 1) 
                 except EOFError:
                     why = None
                 process.join()
-                if why is None and begun[number] < TRIES:
+                if why is None and begun[number] < MAX_ATTEMPTS:
                     waiting.append(number)
                 else:
                     yield jobs[number], f"its process ended with {process.exitcode}" if why is None else why

@@ -8,7 +8,7 @@ from typing import Any
 from posenc_lab.executors.executor import Ended, Job, Run, outcome
 
 LARGEST_ARRAY = 1000  # Slurm's default limit is 1001
-EVERY = 5.0  # seconds between looks at the jobs
+SECONDS_BETWEEN_POLLS = 5.0  # seconds between looks at the jobs
 
 
 class Requeued:
@@ -52,7 +52,7 @@ def slurm(
             for each in [each for each in running if each.done()]:
                 failure = each.exception()  # of the job's process: what run raised is in its result
                 yield running.pop(each), each.result() if failure is None else " ".join(str(failure).split())[:300]
-            time.sleep(EVERY if running else 0)
+            time.sleep(SECONDS_BETWEEN_POLLS if running else 0)
     finally:
         for each in running:
             each.cancel()

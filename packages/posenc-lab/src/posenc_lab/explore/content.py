@@ -7,8 +7,8 @@ from typing import Any
 
 from posenc.schemes.catalog import CATALOG
 from posenc_lab.choose.evidence import STRENGTHS, described
+from posenc_lab.choose.presentation import claims_of, statements_of
 from posenc_lab.choose.questions import answers, questions
-from posenc_lab.choose.said import claims_of, statements_of
 from posenc_lab.explore import data
 from posenc_lab.explore.catalog import catalog, refused
 from posenc_lab.explore.numbers import JAVASCRIPT, of_entry, of_own, options_of, own

@@ -32,10 +32,10 @@ TOKENS = 33  # of which every two are drawn
 SIDE = 9  # patches to a side, of a scheme for images
 ROWS = 64  # positions of vectors, and of biases that do not go by the distance alone
 WORDS = 24  # positions of matrices: as many as a sentence has words
-FAR = 512  # the largest distance of a bias that goes by it alone
+MAX_BIAS_DISTANCE = 512  # the largest distance of a bias that goes by it alone
 DIGITS = 6
 
-FEW: dict[str, tuple[float, ...]] = {
+OPTION_CHOICES: dict[str, tuple[float, ...]] = {
     "base": (100.0, 1e6),
     "max_distance": (8, 64),
     "num_buckets": (8, 32),
@@ -87,7 +87,7 @@ def settings(entry: Entry) -> Iterable[dict[str, Any]]:
     usual = {option.name: option.built for option in all_of}
     yield usual
     for option in all_of:
-        values = {"bool": (True, False), "choice": option.choices}.get(option.kind, FEW.get(option.name, ()))
+        values = {"bool": (True, False), "choice": option.choices}.get(option.kind, OPTION_CHOICES.get(option.name, ()))
         for value in values if option.built is not None else ():
             if value != option.built:
                 made = int(value) if option.kind == "int" else value
@@ -319,12 +319,12 @@ def _by_distance(bias: Tensor) -> Tensor:
 
 
 def _far(scheme: Scheme, shape: Shape) -> Tensor | None:
-    """The bias (heads, 2 `FAR` + 1) at distances that a bias goes by, from the key farthest back on; None of a scheme
-    without positions so far on."""
+    """The bias (heads, 2 `MAX_BIAS_DISTANCE` + 1) at distances that a bias goes by, from the key farthest back on; None
+    of a scheme without positions so far on."""
     zero = torch.zeros(1, shape.num_heads, 1, shape.head_dim, dtype=torch.float64)
-    places = posenc.Positions.arange(2 * FAR + 1)
+    places = posenc.Positions.arange(2 * MAX_BIAS_DISTANCE + 1)
     try:
-        query = places[FAR : FAR + 1]
+        query = places[MAX_BIAS_DISTANCE : MAX_BIAS_DISTANCE + 1]
         return posenc.logits(
             zero, zero.expand(-1, -1, len(places), -1), scheme, query_positions=query, key_positions=places
         )[0, :, 0]

@@ -37,9 +37,9 @@ from posenc_lab.explore.page import STATIC, explorer, policy
 from posenc_lab.explore.records import summary
 from posenc_lab.kit.records import FILE
 
-MOST_NUMBERS = 2**20  # in a tensor of a request or a response
-MOST_BYTES = 32 * MOST_NUMBERS  # of a request body: a float64 in JSON has up to 24 characters and a comma
-MOST_HELD = 4 * MOST_BYTES  # of all bodies that are arriving or being answered
+MAX_NUMBERS = 2**20  # in a tensor of a request or a response
+MAX_BODY_BYTES = 32 * MAX_NUMBERS  # of a request body: a float64 in JSON has up to 24 characters and a comma
+MAX_BYTES_IN_PROGRESS = 4 * MAX_BODY_BYTES  # of all bodies that are arriving or being answered
 SCALINGS = (
     scalings.PositionInterpolation,
     scalings.NTKAware,
@@ -49,14 +49,15 @@ SCALINGS = (
     scalings.LongRoPE,
     scalings.Proportional,
 )
-MOST_OPTION = 4096  # the largest integer option of a scheme
+MAX_OPTION = 4096  # the largest integer option of a scheme
 
 Result = TypeVar("Result")
 
 
 class Bounded:
-    """Middleware that answers 413 to a request body of more than `MOST_BYTES`, by its Content-Length header or, without
-    one, once more bytes have arrived; and 503 while bodies of other requests hold most of `MOST_HELD`."""
+    """Middleware that answers 413 to a request body of more than `MAX_BODY_BYTES`, by its Content-Length header or,
+    without one, once more bytes have arrived; and 503 while bodies of other requests hold most of
+    `MAX_BYTES_IN_PROGRESS`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -69,16 +70,18 @@ class Bounded:
         came: list[Message] = []
         size, told, more = 0, int(Headers(scope=scope).get("content-length", 0)), True
         try:
-            while more and max(size, told) <= MOST_BYTES and self.held <= MOST_HELD:
+            while more and max(size, told) <= MAX_BODY_BYTES and self.held <= MAX_BYTES_IN_PROGRESS:
                 came.append(await receive())
                 size += len(body := came[-1].get("body", b""))
                 self.held += len(body)
                 more = came[-1].get("more_body", False)  # a disconnect message has no body and is the last
-            if max(size, told) > MOST_BYTES:
-                said = f"the body must have at most {MOST_BYTES} bytes, got {told or 'more'}"
+            if max(size, told) > MAX_BODY_BYTES:
+                said = f"the body must have at most {MAX_BODY_BYTES} bytes, got {told or 'more'}"
                 return await JSONResponse({"error": said}, status_code=413)(scope, receive, send)
-            if self.held > MOST_HELD:
-                said = f"other requests hold {self.held - size} bytes, of at most {MOST_HELD}: ask again later"
+            if self.held > MAX_BYTES_IN_PROGRESS:
+                said = (
+                    f"other requests hold {self.held - size} bytes, of at most {MAX_BYTES_IN_PROGRESS}: ask again later"
+                )
                 return await JSONResponse({"error": said}, status_code=503)(scope, receive, send)
             return await self._answer(came, scope, receive, send)
         finally:
@@ -100,8 +103,8 @@ class _Given(BaseModel):
 class Array(_Given):
     """Numbers and their shape."""
 
-    shape: Annotated[list[Annotated[int, Field(ge=0, le=MOST_NUMBERS)]], Field(max_length=6)]
-    data: Annotated[list[FiniteFloat], Field(max_length=MOST_NUMBERS)]
+    shape: Annotated[list[Annotated[int, Field(ge=0, le=MAX_NUMBERS)]], Field(max_length=6)]
+    data: Annotated[list[FiniteFloat], Field(max_length=MAX_NUMBERS)]
 
     def tensor(self, name: str) -> Tensor:
         """The tensor, in float64. ValueError if the numbers do not match the shape."""
@@ -120,8 +123,8 @@ class Named(_Given):
     parameters: dict[str, Array] = {}
 
 
-Size = Annotated[int, Field(ge=1, le=MOST_NUMBERS)]
-Pair = Annotated[list[Annotated[int, Field(ge=0, le=MOST_NUMBERS)]], Field(min_length=2, max_length=2)]
+Size = Annotated[int, Field(ge=1, le=MAX_NUMBERS)]
+Pair = Annotated[list[Annotated[int, Field(ge=0, le=MAX_NUMBERS)]], Field(min_length=2, max_length=2)]
 Coordinates = Annotated[
     list[Annotated[list[FiniteFloat], Field(min_length=1, max_length=3)]], Field(min_length=1, max_length=1024)
 ]
@@ -177,8 +180,8 @@ def build(named: Named) -> Scheme:
             options["cameras"] = around(SIDE)
         with torch.device("meta"):  # counts the parameters without allocating memory
             learned = sum(parameter.numel() for parameter in entry.scheme(**options).parameters())
-        if learned > MOST_NUMBERS:
-            raise ValueError(f"{entry.title} may learn at most {MOST_NUMBERS} numbers here, got options for {learned}")
+        if learned > MAX_NUMBERS:
+            raise ValueError(f"{entry.title} may learn at most {MAX_NUMBERS} numbers here, got options for {learned}")
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)
             scheme = entry.scheme(**options).to(torch.float64)
@@ -193,8 +196,8 @@ def _bounded(name: str, value: Any) -> None:
     parts = value if isinstance(value, list) else [value]
     numbers = [part for part in parts if isinstance(part, int | float) and not isinstance(part, bool)]
     whole = prod(max(part, 1) for part in numbers if isinstance(part, int))
-    if name not in ("base", "seed", "scale_base", "longest", "sections") and whole > MOST_OPTION:
-        raise ValueError(f"{name} must be at most {MOST_OPTION} here, got {value}")
+    if name not in ("base", "seed", "scale_base", "longest", "sections") and whole > MAX_OPTION:
+        raise ValueError(f"{name} must be at most {MAX_OPTION} here, got {value}")
 
 
 def _option(name: str, value: Any) -> Any:
@@ -229,8 +232,8 @@ def attention(given: Attention) -> dict[str, Any]:
         if tensor.dim() != 4:
             raise ValueError(f"{name} must have the shape (heads, tokens, head_dim), got {tuple(tensor.shape[1:])}")
     pairs = query.size(1) * query.size(2) * key.size(2)
-    if pairs > MOST_NUMBERS:
-        raise ValueError(f"heads x queries x keys must be at most {MOST_NUMBERS}, got {pairs}")
+    if pairs > MAX_NUMBERS:
+        raise ValueError(f"heads x queries x keys must be at most {MAX_NUMBERS}, got {pairs}")
     scheme = reduce(add, map(build, given.schemes), posenc.NoPE())
     queries = _positions(given.positions, given.document)
     keys = queries if given.key_positions is None else _positions(given.key_positions)
@@ -292,8 +295,8 @@ def minilm() -> dict[str, Any]:
 
 
 def _answer(tensor: Tensor) -> dict[str, Any]:
-    if tensor.numel() > MOST_NUMBERS:
-        raise ValueError(f"an answer has at most {MOST_NUMBERS} numbers, got {tensor.numel()}")
+    if tensor.numel() > MAX_NUMBERS:
+        raise ValueError(f"an answer has at most {MAX_NUMBERS} numbers, got {tensor.numel()}")
     flat = tensor.reshape(-1).tolist()
     return {
         "shape": list(tensor.shape),

@@ -10,7 +10,7 @@ from rich.table import Table as Printed
 from posenc_lab.compare.pictures import Line, draw
 from posenc_lab.compare.summary import Estimate, multiple
 from posenc_lab.extend.settings import CROPPED, PLAIN, Extension
-from posenc_lab.extend.summary import LEAST_PIECES, MARGIN, STRETCHES, TOO_FEW, Gain, Record, Summary
+from posenc_lab.extend.summary import MARGIN, MIN_PIECES, STRETCHES, TOO_FEW, Gain, Record, Summary
 from posenc_lab.kit import page
 from posenc_lab.kit.command import command_of
 from posenc_lab.kit.records import made_with
@@ -30,14 +30,14 @@ from posenc_lab.kit.report import (
 )
 from posenc_lab.kit.statistics import Interval
 
-SEEN = (
+OBSERVATIONS = (
     "The model may have been trained on the test text; posenc cannot know. {} Memorised text has a lower loss than new "
     "text, so the losses may be too low. Differences between scalings are less affected, since they compare the same "
     "model on the same tokens. But memorised text needs little context, so the gain from more context may look too "
     "small. Use --text with text that is newer than the model."
 )
 MARKS = {"lower": " <", "tied": " =", "higher": " >", "undecided": " ?", TOO_FEW: " ?"}  # in the table for the terminal
-MOST = 1.5  # bits above the cropped baseline; larger values are drawn as arrows at the edge
+MAX_BITS_DRAWN = 1.5  # bits above the cropped baseline; larger values are drawn as arrows at the edge
 
 
 def write(records: Sequence[Record], out: str | Path) -> Path:
@@ -64,7 +64,9 @@ def content(summary: Summary) -> Report:
         parts=[
             *parts,
             Section("How to read this", [Items([*SCORES, *reading(summary)])]),
-            Section("What the model may have been trained on", [Paragraph(SEEN.format(latest["card"]), id="seen")]),
+            Section(
+                "What the model may have been trained on", [Paragraph(OBSERVATIONS.format(latest["card"]), id="seen")]
+            ),
         ],
         command=command(summary),
         environment=made_with(summary.records, lambda record: {**record["versions"], **record["machine"]}),
@@ -166,7 +168,7 @@ def reading(summary: Summary) -> list[str]:
         ]
     if any(gain.verdict == TOO_FEW for gain in gains):
         sentences += [
-            f"{TOO_FEW}: fewer than {LEAST_PIECES}, so that nothing is known of other text, however large the "
+            f"{TOO_FEW}: fewer than {MIN_PIECES}, so that nothing is known of other text, however large the "
             "difference: a property of a third of all text is absent from all of them in over 5 of 100 cases.",
         ]
     sentences.append(
@@ -236,7 +238,7 @@ def terminal_table(records: Sequence[Record]) -> Printed:
         cropped = f"cropped to {summary.train_length:,}: {_shown(summary.cropped())[0]}"
         notes.append(f"{cropped}; <, =, >, ?: lower than that, tied, higher, undecided.")
     if TOO_FEW in verdicts:
-        said = f"nothing can be said on {len(summary.pieces)} of them, a verdict takes {LEAST_PIECES} (--windows)"
+        said = f"nothing can be said on {len(summary.pieces)} of them, a verdict takes {MIN_PIECES} (--windows)"
         notes.append(f"?: too few pieces of text; {said}.")
     shown = as_printed(table)
     shown.title, shown.caption = title, " ".join(notes)
@@ -286,10 +288,13 @@ def _line(scaling: str, points: Iterable[tuple[float, Interval]]) -> Line:
 
 
 def _limits(summary: Summary, lines: Iterable[Line]) -> tuple[float, float]:
-    """Around the best, up to `MOST` above the worst of those near it within the trained length."""
+    """Around the best, up to `MAX_BITS_DRAWN` above the worst of those near it within the trained length."""
     points = [(x, value.mean) for line in lines for x, value in line.finite()]
     if not points:
         return 0.0, 1.0
     low = min(mean for _, mean in points)
-    cap = max(mean for x, mean in points if mean == low or (x <= summary.train_length and mean <= low + MOST)) + MOST
+    cap = (
+        max(mean for x, mean in points if mean == low or (x <= summary.train_length and mean <= low + MAX_BITS_DRAWN))
+        + MAX_BITS_DRAWN
+    )
     return low, min(max(mean for _, mean in points), cap)

@@ -18,15 +18,15 @@ from posenc_lab.extend.scalings import patched, scaling_of
 from posenc_lab.extend.settings import CROPPED, PLAIN, Extension
 from posenc_lab.extend.summary import check as check_record
 from posenc_lab.extend.text import Tokens
-from posenc_lab.kit import processes, saved
+from posenc_lab.kit import configuration_file, processes
 from posenc_lab.kit.configuration import ConfigError, fingerprint
 from posenc_lab.kit.files import rounded
 from posenc_lab.kit.machine import clock_of, device_of, version_of, versions
 from posenc_lab.kit.processes import Lead, Stop
 from posenc_lab.kit.records import Record, Records
 
-SLOWER = 2.0  # how much longer than estimated a run may take
-KEPT = ("final", "windows")  # their defaults depend on the first run in a folder
+MAX_SLOWDOWN = 2.0  # how much longer than estimated a run may take
+FIXED_BY_FIRST_RUN = ("final", "windows")  # their defaults depend on the first run in a folder
 
 
 def check(settings: Extension) -> tuple[Extension, models.Source, str]:
@@ -101,7 +101,7 @@ def _extend(settings: Extension, out: Path, progress: Progress, lead: Lead) -> l
                 with patched(loaded.model, scaling_of(name, settings)):
                     pass
             progress.begin(run.work())
-            saved.save(out, settings, made_with)
+            configuration_file.save(out, settings, made_with)
             for line in filter(None, (records.notice, model, text.about, f"memory: {memory}", run.pace())):
                 progress.say(line)
             for name in settings.scalings:
@@ -113,8 +113,12 @@ def _extend(settings: Extension, out: Path, progress: Progress, lead: Lead) -> l
 def _continued(settings: Extension, out: Path) -> Extension:
     """The settings, with those that the folder keeps filled in. ConfigError for lengths that are too short for its
     final tokens."""
-    there = saved.identity_in(out, Extension.from_mapping)
-    kept = {name: there[name] for name in KEPT if getattr(settings, name) is None and isinstance(there.get(name), int)}
+    there = configuration_file.identity_in(out, Extension.from_mapping)
+    kept = {
+        name: there[name]
+        for name in FIXED_BY_FIRST_RUN
+        if getattr(settings, name) is None and isinstance(there.get(name), int)
+    }
     final = kept.get("final", 0)
     if settings.lengths and settings.lengths[0] < final:
         raise ConfigError(
@@ -130,7 +134,9 @@ def _require_same(out: Path, identity: dict[str, Any], records: Records) -> None
     if len(records):
         measured = any(record["scheme"] == "base" for record in records)
         here = {name: value for name, value in identity.items() if measured or name != "base"}
-        saved.require_same(out, saved.identity_in(out, Extension.from_mapping), here, "extension")
+        configuration_file.require_same(
+            out, configuration_file.identity_in(out, Extension.from_mapping), here, "extension"
+        )
 
 
 @dataclass(frozen=True)
@@ -243,7 +249,7 @@ class _Run:
         once()
         seconds = clock(once) * work / self.source.operations(len(tokens) - 1) / processes.world()
         # Longer passes take longer per operation, and a busy machine may become busier: up to twice as long was seen.
-        told = dict.fromkeys((_in_words(seconds), _in_words(SLOWER * seconds)))
+        told = dict.fromkeys((_in_words(seconds), _in_words(MAX_SLOWDOWN * seconds)))
         return f"time: about {' to '.join(told)}, told by a pass over {len(tokens) - 1} tokens"
 
     def measure(self, scheme: str) -> None:

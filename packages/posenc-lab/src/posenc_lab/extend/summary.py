@@ -23,7 +23,7 @@ from posenc_lab.kit.statistics import LEVEL, Interval, mean_interval, mean_of, v
 MARGIN = 0.02  # bits per byte: differences surely smaller than this are ties
 # If a third of the text has some property, 8 random pieces all lack it in 4 of 100 cases, and 7 in 6. So fewer than 8
 # give no verdict.
-LEAST_PIECES = 8
+MIN_PIECES = 8
 TOO_FEW = "too few pieces to say"
 
 
@@ -32,7 +32,7 @@ class Gain(NamedTuple):
 
     ``verdict`` is "lower" or "higher" if the 95 % interval excludes zero; "tied" if two one-sided tests at 5 % place
     the difference within ±`MARGIN`; with both, "lower, within the margin"; else "undecided"; "not finite"; or `TOO_FEW`
-    for fewer than `LEAST_PIECES`. ``needed`` is the approximate number of pieces for an interval of ±`MARGIN`, if they
+    for fewer than `MIN_PIECES`. ``needed`` is the approximate number of pieces for an interval of ±`MARGIN`, if they
     are too few or it is undecided; None if more pieces would not help, or with a single piece."""
 
     mean: float
@@ -48,10 +48,10 @@ def gain_of(differences: Sequence[float | None]) -> Gain:
     if len(values) < len(differences):
         return Gain(math.nan, math.nan, math.nan, "not finite", None)
     found = mean_of([values])
-    word = verdict(found, MARGIN) if len(values) >= LEAST_PIECES else TOO_FEW
+    word = verdict(found, MARGIN) if len(values) >= MIN_PIECES else TOO_FEW
     needed = None
     if word in (TOO_FEW, "undecided") and len(values) > 1:
-        needed = max(pieces_needed(float(found.error) * math.sqrt(len(values))), LEAST_PIECES)
+        needed = max(pieces_needed(float(found.error) * math.sqrt(len(values))), MIN_PIECES)
         needed = needed if needed > len(values) else None
     return Gain(*mean_interval(values), word, needed)
 

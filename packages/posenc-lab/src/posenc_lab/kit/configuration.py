@@ -16,7 +16,7 @@ from posenc_lab.kit.files import digest_of
 T = TypeVar("T")
 C = TypeVar("C", bound="Configuration")
 
-LARGEST = 2**31 - 1  # of whole numbers, so that products of a few of them fit into 64 bits
+MAX_WHOLE_NUMBER = 2**31 - 1  # of whole numbers, so that products of a few of them fit into 64 bits
 
 
 def option(
@@ -118,7 +118,7 @@ def _checked(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any
         return value if value is None else _checked(name, value, get_args(kind)[0], limits)
     if kind is int:
         found = whole(name, value, limits["least"])
-        return found if found <= LARGEST else whole(name, value, limits["least"], LARGEST)
+        return found if found <= MAX_WHOLE_NUMBER else whole(name, value, limits["least"], MAX_WHOLE_NUMBER)
     if kind is float:
         return number(name, value) if limits["above"] is None else number(name, value, limits["above"])
     if kind is bool:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 from posenc.command.files import naming
 
-MOST = 2**30  # bytes of a file of records
+MAX_FILE_BYTES = 2**30  # bytes of a file of records
 
 # The types that `require` checks, as errors name them.
 WORDS: dict[Any, str] = {
@@ -44,8 +44,10 @@ def content(path: Path) -> bytes:
     pipe, which would be waited for."""
     with naming(path):
         about = path.stat()
-    if not stat.S_ISREG(about.st_mode) or about.st_size > MOST:
-        raise ValueError(f"{path} must be a file of at most {MOST} bytes, got {about.st_size} bytes or no file")
+    if not stat.S_ISREG(about.st_mode) or about.st_size > MAX_FILE_BYTES:
+        raise ValueError(
+            f"{path} must be a file of at most {MAX_FILE_BYTES} bytes, got {about.st_size} bytes or no file"
+        )
     return path.read_bytes()
 
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # The others wait while the first one works alone. A process that ends is noticed at once, however long this is.
-PATIENCE = timedelta(days=1)
+COLLECTIVE_TIMEOUT = timedelta(days=1)
 
 
 @contextmanager
@@ -39,13 +39,13 @@ def joined() -> Iterator[None]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    store, number, count = next(rendezvous("env://", timeout=PATIENCE))
+    store, number, count = next(rendezvous("env://", timeout=COLLECTIVE_TIMEOUT))
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun keeps its store when it starts processes again, with addresses of those that were before
         # (https://github.com/pytorch/pytorch/issues/135712).
         store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)  # type: ignore[attr-defined]
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
+    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=COLLECTIVE_TIMEOUT)
     try:
         yield
     finally:

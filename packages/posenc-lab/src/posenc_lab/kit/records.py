@@ -29,10 +29,10 @@ FILE = "records.jsonl"
 KEY = ("kind", "scheme", "seed", "length", "trial")
 
 ABOUT = "about"
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NO_REQUIREMENTS: Mapping[str, Any] = MappingProxyType({})
 
 # The fields of every record.
-EVERY = {"kind": str, "scheme": str, "fingerprint": str, "time": str}
+REQUIRED_FIELDS = {"kind": str, "scheme": str, "fingerprint": str, "time": str}
 
 Check: TypeAlias = Callable[[Record], None]
 """Raises ValueError for a record whose results are not those of its kind."""
@@ -99,7 +99,7 @@ class Records:
             if record["scheme"] == scheme and record.get("source", "") != source_of(scheme):
                 raise ValueError(f"{scheme} is not as it was when {self.path} was written: give another folder")
 
-    def append(self, record: Mapping[str, Any], about: Mapping[str, Any] = NOTHING) -> Record:
+    def append(self, record: Mapping[str, Any], about: Mapping[str, Any] = NO_REQUIREMENTS) -> Record:
         """Appends a record, with the time and the ``source`` of a user's scheme, and waits until it is on the disk.
         ``about`` is what it shares with many others. Returns the whole record.
 
@@ -196,7 +196,7 @@ def _parse(path: Path, data: bytes, check: Check) -> tuple[list[Record], list[in
 
 def _require(record: Record, check: Check) -> None:
     """ValueError for a record that lacks a required field or fails its check."""
-    require(record, EVERY)
+    require(record, REQUIRED_FIELDS)
     require(record, {name: int for name in ("seed", "length") if record.get(name) is not None})
     check(record)
 

@@ -14,7 +14,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 LEVEL = 0.95  # of intervals
 ALPHA = 1 - LEVEL  # the error rate of a test
-LEAST_SEEDS = 3  # fewer give no verdict
+MIN_SEEDS = 3  # fewer give no verdict
 
 
 class Interval(NamedTuple):

@@ -13,7 +13,10 @@ from posenc.schemes.entry import Law
 from posenc_lab.laws.probe import EPS, Finding, Probe, not_applicable
 
 SMALL, MEDIUM, LARGE = 64, 256, 1024
-NEAR, FAR = 2**15, 2**20  # the ranges that are compared to find growth, for a scheme without a largest position
+NEAR_RANGE, FAR_RANGE = (
+    2**15,
+    2**20,
+)  # the ranges that are compared to find growth, for a scheme without a largest position
 FITTED = 512  # positions to fit and to test a linear map on
 LINEAR = 1000 * FITTED * EPS
 
@@ -155,8 +158,8 @@ def bounded(probe: Probe) -> Finding:
         return not_applicable("it depends on the tokens between two, not on the distance between them")
     generator = torch.Generator().manual_seed(11)
     if probe.limit is None:
-        near = torch.cat((torch.arange(SMALL), torch.randint(NEAR, (448,), generator=generator)))
-        far = torch.randint(NEAR, FAR, (512,), generator=generator)
+        near = torch.cat((torch.arange(SMALL), torch.randint(NEAR_RANGE, (448,), generator=generator)))
+        far = torch.randint(NEAR_RANGE, FAR_RANGE, (512,), generator=generator)
     else:
         near = far = torch.arange(probe.limit + 1)
     sizes: list[tuple[str, float, float]] = []
@@ -166,7 +169,7 @@ def bounded(probe: Probe) -> Finding:
         sizes.append((f"norm of a {what}", *(x.norm(dim=-1).max().item() for x in vectors if x is not None)))
     if probe.sees_pairs:
         # The query is the last token, and all keys are before it.
-        ends = (NEAR, FAR) if probe.limit is None else (probe.limit, probe.limit)
+        ends = (NEAR_RANGE, FAR_RANGE) if probe.limit is None else (probe.limit, probe.limit)
         both = zip(ends, (near, far), strict=True)
         found = [probe.effect([end], end - places).abs().max().item() for end, places in both]
         sizes.append(("change of a score", found[0], found[1]))
@@ -175,7 +178,7 @@ def bounded(probe: Probe) -> Finding:
     what, close, value = max(sizes, key=lambda size: _ratio(size[2], size[1]))
     value = max(close, value)
     if probe.limit is None:
-        words = f"the largest {what} is {close:.4g} up to {NEAR} and {value:.4g} up to {FAR}"
+        words = f"the largest {what} is {close:.4g} up to {NEAR_RANGE} and {value:.4g} up to {FAR_RANGE}"
     else:
         words = f"the largest {what} is {value:.4g}, and its table ends at {probe.limit}"
     return Finding(value <= 1.25 * close, value, 1.25 * close, words, {"near": close})
@@ -279,8 +282,8 @@ def counterexample(
 
 SHIFTS = (1, 1000, 100_000)
 TOKENS = 12
-AROUND = 256  # the number of distances in a curve, on each side
-LATE = 1000  # the later position of a phrase
+CURVE_DISTANCES = 256  # the number of distances in a curve, on each side
+LATE_POSITION = 1000  # the later position of a phrase
 
 
 def _segments(tokens: int) -> Tensor:
@@ -343,7 +346,7 @@ def directed(probe: Probe) -> Finding:
 def curves(probe: Probe) -> tuple[Float[Tensor, "curves distances"], Float[Tensor, "curves distances"]]:
     """Curves over distance, from 0 on, for keys before a token and for keys after it: the scores of equal tokens, a
     curve for each content and head. For a scheme that only adds vectors, the inner products of its vectors."""
-    reach = AROUND if probe.limit is None else min(AROUND, probe.limit // 2 + 1)
+    reach = CURVE_DISTANCES if probe.limit is None else min(CURVE_DISTANCES, probe.limit // 2 + 1)
     middle = reach - 1
     places = torch.arange(2 * reach - 1)
     if probe.scheme.doors == ("add",):
@@ -565,7 +568,7 @@ def hinders(probe: Probe) -> Finding:
     positions 1000 to 1002 (or to the end of the table). The value is the change of the scores between its tokens,
     relative to their spread (root mean square over standard deviation). If vectors are added, the content is scaled to
     their magnitude; ``numbers`` also has the value for content from N(0, 1)."""
-    late = LATE if probe.limit is None else min(LATE, probe.limit - 4)
+    late = LATE_POSITION if probe.limit is None else min(LATE_POSITION, probe.limit - 4)
     early, content = torch.arange(2, 5), probe.content(3)
     added = probe.scheme.tokens(probe.positions(early), dtype=torch.float64).tables
     power = torch.stack([table.square().mean() for table in added]).sum() if added else content.square().mean()

@@ -32,7 +32,7 @@ FARTHEST = 2**31
 """The largest position that is tried in the search for a scheme's limit."""
 
 CONTENTS = 4  # random contents that are tried, the rows of a batch
-HIDDEN = -1e4  # replaces a score of -inf, so that it can be compared
+MASKED_SCORE = -1e4  # replaces a score of -inf, so that it can be compared
 EPS = 2.0**-52  # of float64, the default dtype of a probe
 
 
@@ -189,7 +189,7 @@ class Probe:
         encoding = self._with_features(self.scheme(queries, keys, dtype=dtype), x, y)
         query = self.project(encoding.add(x), 0)
         key = self.project(self.scheme.tokens(keys, dtype=dtype).add(y), 0 if tied else 1)
-        scores = torch.nan_to_num(logits(query, key, encoding), neginf=HIDDEN)
+        scores = torch.nan_to_num(logits(query, key, encoding), neginf=MASKED_SCORE)
         parts = [scores[..., None]]
         block = Block(query, key, queries, keys, self.shape.head_dim**-0.5)
         for term in encoding.values:

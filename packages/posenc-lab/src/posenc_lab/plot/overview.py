@@ -41,7 +41,7 @@ FAMILIES = {
 SIDE = 9  # patches along each side of a grid; the query is in the middle
 COLUMNS = 3
 
-TURNED = "rotated by (tokens)"
+ROTATED_LABEL = "rotated by (tokens)"
 
 Numbers = NDArray[np.float64]
 
@@ -57,7 +57,7 @@ class Seen:
     def heads(self) -> Numbers:
         """The first heads; only one if all are equal."""
         alike = np.allclose(self.values, self.values[:1], rtol=1e-9, atol=1e-12, equal_nan=True)
-        return self.values[: 1 if alike else panels.MOST_HEADS]
+        return self.values[: 1 if alike else panels.MAX_HEADS]
 
     def along(self, by: NDArray[np.int64]) -> tuple[NDArray[np.int64], Numbers] | None:
         """The distinct values of ``by`` (queries, keys), and the effect in every head at each; None if the effect is
@@ -205,7 +205,7 @@ def _turned_by(scheme: Scheme, positions: Positions) -> tuple[Tensor, str]:
     x[..., -1] = 1
     angle = posenc.logits(x, x, scheme, query_positions=positions, key_positions=positions, scale=1.0)[0]
     angle = angle.clamp(max=1).acos()  # rounding may give more than 1
-    return angle / angle[:, 1, 0], TURNED
+    return angle / angle[:, 1, 0], ROTATED_LABEL
 
 
 def _effect(scheme: Scheme, positions: Positions) -> tuple[Tensor, str]:
@@ -283,7 +283,7 @@ class _Panel:
             self._of_axes(axes, dark)
             return 1
         found = seen(scheme, positions)
-        if self.axes == 1 and found.what != TURNED:  # bands are all drawn as maps, so that they can be compared
+        if self.axes == 1 and found.what != ROTATED_LABEL:  # bands are all drawn as maps, so that they can be compared
             tokens = np.arange(self.length)
             query, key = np.meshgrid(tokens, tokens, indexing="ij")
             for by, label in ((key - query, "key − query (tokens)"), (key, "key (token)"), (query, "query (token)")):
@@ -294,7 +294,7 @@ class _Panel:
         return 1
 
     def _lines(self, axes: Axes, places: Any, lines: Numbers, label: str, what: str, dark: bool) -> None:
-        colors = panels.ordered(panels.MOST_HEADS, dark)
+        colors = panels.ordered(panels.MAX_HEADS, dark)
         for head, values in enumerate(lines):
             axes.plot(places, values, color=colors[head], linestyle=panels.DASHES[head])
         scheme = self.named.scheme
@@ -321,7 +321,7 @@ class _Panel:
 
     def _of_axes(self, axes: Axes, dark: bool) -> None:
         """Draws a line for each of the three axes, of tokens that differ along that axis alone."""
-        colors, tokens = panels.ordered(panels.MOST_HEADS, dark), np.arange(self.length)
+        colors, tokens = panels.ordered(panels.MAX_HEADS, dark), np.arange(self.length)
         for n, name in enumerate(("time", "row", "column")):
             found = seen(self.named.scheme, positions_of(3, self.length, along=n))
             along = found.along(tokens - tokens[:, None])

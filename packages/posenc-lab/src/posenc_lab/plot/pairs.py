@@ -142,7 +142,7 @@ def bias(
     shape = _shape(num_heads, head_dim, positions, causal, grid)
     drawn = panels.named(alibi_forms(num_heads) if schemes is None else schemes, shape, doors=("score",))
     matrices, kinds = _effects(drawn, positions, positions, head_dim, causal)
-    columns = min(panels.MOST_HEADS, max(map(len, matrices)))
+    columns = min(panels.MAX_HEADS, max(map(len, matrices)))
     token = "position" if grid is None else "patch"
     with style.context(dark):
         side = {1: 3.4, 2: 2.7, 3: 2.1}.get(columns, 1.85)
@@ -169,7 +169,7 @@ def bias(
 def _titled(each: Named, heads: int) -> str:
     """The title, with the form of ALiBi, and the number of heads that are drawn if not all are."""
     forms = [part.form for part in each.scheme.parts if isinstance(part, ALiBi) and part.form not in each.title]
-    more = [f"{panels.MOST_HEADS} of {heads} heads"] if heads > panels.MOST_HEADS else []
+    more = [f"{panels.MAX_HEADS} of {heads} heads"] if heads > panels.MAX_HEADS else []
     return ", ".join([each.title, *forms, *more])
 
 
@@ -221,9 +221,9 @@ def bias_by_distance(
         size = (1.3 + 2.75 * columns, 1.5 + 2.15 * rows)
         title = "What the scheme does to the score, by distance"
         figure, axes = panels.panels(rows, columns, size, title, share=True, used=len(drawn) + 1)
-        colors = panels.ordered(panels.MOST_HEADS, dark)
+        colors = panels.ordered(panels.MAX_HEADS, dark)
         for index, (panel, each, heads, kind) in enumerate(zip(axes, drawn, curves, kinds, strict=False)):
-            for head, values in enumerate(heads[: panels.MOST_HEADS]):
+            for head, values in enumerate(heads[: panels.MAX_HEADS]):
                 panel.plot(distance, values, color=colors[head], linestyle=panels.DASHES[head])
             panel.set(title=_titled(each, len(heads)), xlim=(-length, length))
             panel.axvline(0, color=style.theme(dark).faint, linewidth=0.8, zorder=1)

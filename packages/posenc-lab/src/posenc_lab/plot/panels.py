@@ -170,12 +170,12 @@ def ordered(count: int, dark: bool) -> list[tuple[float, float, float, float]]:
 
 
 DASHES: tuple[style.Dashes, ...] = (style.SOLID, (0, (6, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (1.5, 1.5)))
-MOST_HEADS = len(DASHES)  # in one figure
+MAX_HEADS = len(DASHES)  # in one figure
 
 
 def head_lines(count: int, dark: bool) -> list[Line2D]:
     """The legend entries of the first ``count`` heads."""
-    looks = zip(ordered(MOST_HEADS, dark), DASHES, range(1, count + 1), strict=False)
+    looks = zip(ordered(MAX_HEADS, dark), DASHES, range(1, count + 1), strict=False)
     return [Line2D([], [], color=color, linestyle=dashes, label=f"head {head}") for color, dashes, head in looks]
 
 

@@ -20,8 +20,8 @@ from typing import TypeAlias
 Spread: TypeAlias = tuple[float, float, float]
 """A median, and the ends of its confidence interval."""
 
-UNSURE = 10  # an interval contains the true median in all but one of so many cases
-FEWEST = 5  # values for an interval: the range of four contains the median in only 7 of 8 cases
+CASES_PER_MISS = 10  # an interval contains the true median in all but one of so many cases
+MIN_VALUES = 5  # values for an interval: the range of four contains the median in only 7 of 8 cases
 
 
 def orders(names: Sequence[str], seed: int | str) -> Iterator[tuple[str, ...]]:
@@ -50,7 +50,7 @@ def spread(values: Sequence[float]) -> Spread:
     independent = _independent([(value > middle) - (value < middle) for value in values])
     # The number of values below the median is binomial: each is below it with probability one half.
     left_out, outside = 0, 1
-    while 2 * (outside := outside + math.comb(independent, left_out + 1)) * UNSURE <= 2**independent:
+    while 2 * (outside := outside + math.comb(independent, left_out + 1)) * CASES_PER_MISS <= 2**independent:
         left_out += 1
     left_out = left_out * count // max(independent, 1)
     return middle, ordered[left_out], ordered[-1 - left_out]

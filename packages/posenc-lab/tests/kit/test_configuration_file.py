@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc_lab.kit import saved
+from posenc_lab.kit import configuration_file
 from posenc_lab.kit.configuration import Configuration, differences, option
 
 
@@ -22,31 +22,31 @@ MADE_WITH = {"torch": "2.0", "source of my.py:Mine": "0f", "machine": {"vector u
 
 
 def test_what_is_saved_is_read_again_in_tables_and_without_nulls(tmp_path: Path) -> None:
-    saved.save(tmp_path, Choices(names=("ü\n", "b")), MADE_WITH)
+    configuration_file.save(tmp_path, Choices(names=("ü\n", "b")), MADE_WITH)
     text = (tmp_path / "config.toml").read_text(encoding="utf-8")
     assert text.startswith("share = 1e-05\nnames = [")
     assert text.endswith(
         '\n[made_with]\ntorch = "2.0"\n"source of my.py:Mine" = "0f"\n'
         '\n[made_with.machine]\n"vector units" = "avx2, \\"there\\""\n'
     )
-    there = saved.identity_in(tmp_path, Choices.from_mapping)
+    there = configuration_file.identity_in(tmp_path, Choices.from_mapping)
     assert there["machine"] == {"vector units": 'avx2, "there"'}
     here = Choices().identity(**MADE_WITH)
     assert "names" not in here
     assert differences(there, here) == ""
-    saved.require_same(tmp_path, there, here, "run")
+    configuration_file.require_same(tmp_path, there, here, "run")
 
 
 def test_what_differs_is_named_in_tables_too(tmp_path: Path) -> None:
-    saved.save(tmp_path, Choices(), MADE_WITH)
-    there = saved.identity_in(tmp_path, Choices.from_mapping)
+    configuration_file.save(tmp_path, Choices(), MADE_WITH)
+    there = configuration_file.identity_in(tmp_path, Choices.from_mapping)
     here = Choices(count=3).identity(**{**MADE_WITH, "machine": {"vector units": "none"}})
     said = """holds another run, with count None there and 3 here, vector units 'avx2, "there"' there and 'none' here"""
     with pytest.raises(ValueError, match=said + ": give another folder"):
-        saved.require_same(tmp_path, there, here, "run")
+        configuration_file.require_same(tmp_path, there, here, "run")
 
 
 def test_a_folder_without_a_configuration_has_no_identity(tmp_path: Path) -> None:
-    assert saved.identity_in(tmp_path, Choices.from_mapping) == {}
+    assert configuration_file.identity_in(tmp_path, Choices.from_mapping) == {}
     with pytest.raises(ValueError, match=r"holds records but no config\.toml to tell of what: give another folder"):
-        saved.require_same(tmp_path, {}, Choices().identity(), "run")
+        configuration_file.require_same(tmp_path, {}, Choices().identity(), "run")

@@ -23,9 +23,9 @@ from posenc_lab.compare.tuning import chosen
 from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.records import Record, read
 from posenc_lab.kit.statistics import holm, verdict
+from study.archives import RECORDS, unpack
 from study.claims import agrees
 from study.devices import once
-from study.packed import RECORDS, unpack
 from study.run import FOLDERS, GPU, OF_TWO_LAYERS, SCHEMES, TASKS, Job, tuned
 
 HERE = Path(__file__).parent

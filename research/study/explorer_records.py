@@ -11,9 +11,9 @@ from posenc_lab.choose.evidence import TEXTS as CLAIMED
 from posenc_lab.explore import data
 from posenc_lab.explore.records import summarised
 from posenc_lab.extend.settings import CROPPED
-from posenc_lab.extend.summary import LEAST_PIECES
+from posenc_lab.extend.summary import MIN_PIECES
 from study.devices import on_cpu
-from study.found import HERE, Part, Text, contrasts, label, signed
+from study.findings import HERE, Part, Text, contrasts, label, signed
 from study.puzzles import task
 from study.run import PLANNED, TASKS
 
@@ -42,7 +42,7 @@ def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str
     for name in (name for name in TASKS if name in PLANNED):
         if (puzzle := task(name, TASKS[name])).trained:
             yield _one(f"Puzzle: {name}", _summarised(puzzle), f"Described, not tested: {puzzle.progress}.")
-    few = f"Undecided: four pieces of text are too few for a verdict, which needs {LEAST_PIECES}."
+    few = f"Undecided: four pieces of text are too few for a verdict, which needs {MIN_PIECES}."
     yield _one("SmolLM2-135M, extended", extension(tomllib.loads((HERE / "extend.toml").read_text())), few, EXTENDED)
 
 

@@ -1,5 +1,5 @@
 """The records of the study: under version control as one archive for each text or puzzle, and unpacked into runs/study,
-where they are read and added to. ``python -m study.packed`` packs what was added."""
+where they are read and added to. ``python -m study.archives`` packs what was added."""
 
 import functools
 import hashlib
@@ -15,7 +15,7 @@ from posenc.command.files import write_whole
 ARCHIVES = Path(__file__).parent / "records"
 RECORDS = Path(__file__).parents[2] / "runs" / "study"
 STAMP = ".archive"  # in each folder: the digest of the archive that it was made of, or last packed into
-MOST = 2**28  # bytes of an archive, unpacked
+MAX_ARCHIVE_BYTES = 2**28  # bytes of an archive, unpacked
 
 
 @functools.cache
@@ -32,8 +32,8 @@ def unpack() -> None:
             continue
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:xz") as files:
             members = files.getmembers()
-            if sum(member.size for member in members) > MOST:
-                raise ValueError(f"{archive} must hold at most {MOST} bytes")
+            if sum(member.size for member in members) > MAX_ARCHIVE_BYTES:
+                raise ValueError(f"{archive} must hold at most {MAX_ARCHIVE_BYTES} bytes")
             RECORDS.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=RECORDS.parent) as made:
                 files.extractall(made, members, filter="data")
