@@ -167,8 +167,8 @@ def has_freed_graph(x: Tensor) -> bool:
 
 
 @functools.cache
-def openmp(name: str) -> Any:
-    """A function of the OpenMP library that PyTorch has loaded; None if it is not found."""
+def c_function(name: str) -> Any:
+    """A function of the C libraries that this process has loaded; None if it is not found."""
     return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
 
 
@@ -180,7 +180,7 @@ def single_threaded() -> Iterator[int]:
     core. Does nothing with many threads, for which the work of one would be too much.
     """
     threads = torch.get_num_threads()
-    setting = openmp("omp_set_num_threads")
+    setting = c_function("omp_set_num_threads")
     if setting is None or threads > MAX_THREADS_TO_SWITCH:
         yield threads
         return

@@ -5,6 +5,7 @@ import gc
 import pickle
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.flop_counter import FlopCounterMode
 
 import posenc
-from posenc import FIRE, KERPLE, T5, ALiBi, Positions, RoPE, Scheme, Shaw
+from posenc import FIRE, KERPLE, T5, ALiBi, Positions, RoPE, Scheme, Shaw, TransformerXL
 from posenc.backends import cache, plan
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Bias, Distance
@@ -109,6 +110,7 @@ CHANGES: dict[str, Callable[[Scheme], Any]] = {
     "in place": lambda s: [p.add_(0.25) for p in (*s.parameters(), *s.buffers())],
     "data in place": lambda s: [p.data.add_(0.25) for p in (*s.parameters(), *s.buffers())],
     "other data": lambda s: [setattr(p, "data", p.data + 0.25) for p in (*s.parameters(), *s.buffers())],
+    "one number": lambda s: next(s.parameters()).data.view(-1)[-1:].add_(0.25),
     "vector_to_parameters": lambda s: vector_to_parameters(parameters_to_vector(s.parameters()) + 0.25, s.parameters()),
     "NumPy": through_numpy,
     "begins to learn": lambda s: s.requires_grad_(True),
@@ -121,9 +123,10 @@ def test_an_encoding_keeps_its_values_and_is_refused_when_they_are_old(
     change: Callable[[Scheme], Any], mode: Callable[[], Any]
 ) -> None:
     tried = 0
-    for name in (*LEARNED[::4], "buffered"):
+    large = partial(TransformerXL, HEADS, HEAD_DIM, 512)  # whose parameters are compared as memory
+    for make in (*(CASES[name].scheme for name in LEARNED[::4]), Buffered, large):
         with mode():
-            scheme = Buffered() if name == "buffered" else CASES[name].scheme()
+            scheme = make()
             scheme.requires_grad_(mode is torch.enable_grad and change is not CHANGES["begins to learn"])
             try:
                 encoding = scheme(Positions.arange(TOKENS), dtype=torch.float64)

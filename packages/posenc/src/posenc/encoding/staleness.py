@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -200,6 +201,7 @@ def check_fresh(made: MadeWith) -> None:
             raise ValueError(STALE.replace("changed", "began to require gradients"))
 
 
+LARGE = 2**13  # numbers; fewer are compared sooner than their addresses are found
 STALE = (
     "the encoding was made before the scheme's parameters changed: call the scheme with the positions again, once in "
     "every forward pass"
@@ -216,11 +218,7 @@ def check_values(made: MadeWith) -> None:
 
 def are_equal(made: MadeWith) -> bool:
     """Whether parameters have the values of the encoding, as far as they can be asked."""
-    for p, _, _, value in made:
-        # The numbers first, which is five times as fast; NaN is equal only bit by bit.
-        if value is not None and is_readable(p) and not (torch.equal(p, value) or torch.equal(_bits(p), _bits(value))):
-            return False
-    return True
+    return all(value is None or not is_readable(p) or _is_same(p, value) for p, _, _, value in made)
 
 
 def with_values(made: MadeWith) -> MadeWith:
@@ -235,6 +233,17 @@ def is_readable(parameter: Tensor) -> bool:
         return False
     storage = parameter.untyped_storage()
     return not storage.is_shared() and (storage.size() > 0 or parameter.numel() == 0)
+
+
+def _is_same(p: Tensor, value: Tensor) -> bool:
+    """Whether two tensors have the same numbers or bits: NaN does not equal itself. Many numbers are compared as
+    memory, in a fifth of `torch.equal`'s time."""
+    compare = compat.c_function("memcmp") if p.numel() >= LARGE and p.is_floating_point() else None
+    is_memory = compare is not None and compat.is_plain_memory((p, value)) and p.is_contiguous()
+    if not is_memory or not value.is_contiguous() or (p.dtype, p.shape) != (value.dtype, value.shape):
+        return torch.equal(p, value) or torch.equal(_bits(p), _bits(value))
+    places = ctypes.c_void_p(p.data_ptr()), ctypes.c_void_p(value.data_ptr())
+    return bool(compare(*places, ctypes.c_size_t(p.nbytes)) == 0)
 
 
 def _bits(x: Tensor) -> Tensor:

@@ -251,7 +251,7 @@ def level(dtype: torch.dtype) -> str | None:
 
 def pool() -> int | None:
     """The address of OpenMP's function that runs a task on PyTorch's threads; None if unknown."""
-    function = compat.openmp("GOMP_parallel")
+    function = compat.c_function("GOMP_parallel")
     return None if function is None else ctypes.cast(function, ctypes.c_void_p).value
 
 

@@ -429,7 +429,7 @@ def failures(kernel: ctypes.CDLL, precision: str) -> tuple[str, ...]:
 
 def _failures(kernel: ctypes.CDLL, precision: Precision) -> tuple[str, ...]:
     torch.get_num_threads()  # PyTorch initializes it per thread on first use
-    set_threads = compat.openmp("omp_set_num_threads")
+    set_threads = compat.c_function("omp_set_num_threads")
     _under_test.kernel = kernel
     failures: list[str] = []
     with torch.no_grad():
