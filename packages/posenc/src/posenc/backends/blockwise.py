@@ -440,16 +440,20 @@ class KernelOperands:
     @property
     def is_of_positions(self) -> bool:
         """Whether the tensors follow from positions and fixed parameters alone, so that another layer has the same."""
-        return OF_POSITIONS.issuperset(self.tensors) and not any(x.requires_grad for x in self.tensors.values())
+        return OF_POSITIONS.issuperset(self.tensors) and not self._learned()
+
+    def _learned(self) -> list[str]:
+        """The names of tensors whose gradients are wanted."""
+        return [name for name, x in self.tensors.items() if x.requires_grad] if torch.is_grad_enabled() else []
 
     def arguments(self, rotation: Sequence[int] = ()) -> tuple[Any, ...]:
         """The arguments of an operator from ``given`` on, except the scale."""
-        is_learned = torch.is_grad_enabled()
+        learned = self._learned()
         assert self.call.layouts is not None
         return (
-            [x.contiguous() for x in self.tensors.values()],
+            [(x.detach() if x.requires_grad and not learned else x).contiguous() for x in self.tensors.values()],
             " ".join(self.tensors),
-            " ".join(name for name, x in self.tensors.items() if is_learned and x.requires_grad),
+            " ".join(learned),
             Tiling(*self.call.layouts, self.call.visibility).flat(),
             KernelLayout(self.function, [self.lows.get(name, 0) for name in POSSIBLE], rotation).flat(),
         )

@@ -74,16 +74,26 @@ def _is_triangle(call: Call) -> bool:
 
 
 def _folded(call: Call) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
-    """Query and key with folded pieces, and the remaining pieces. For a few queries nothing is folded, since changing
-    all keys of a cache would cost more.
+    """Query and key with folded pieces, and the remaining pieces. For a few queries only what is added to them is
+    folded, since changing all keys of a cache would cost more.
 
     On the CPU the sum of a token and a vector is not rounded to half precision: scores would be off by a share of
     their size. On a GPU no fused kernel has the mask of such a call in float32.
     """
-    if call.has_few_queries or not call.pieces:
-        return call.query, call.key, call.pieces
-    adds = call.query.device.type == "cpu" and any(isinstance(piece, AddedVector) for piece in call.pieces)
-    return fold(call.pieces, call.block() if adds else call.raw_block())
+    pieces = call.pieces
+    others: list[Piece] = []
+    if call.has_few_queries:
+        others = [piece for piece in pieces if not _is_added_to_query(piece)]
+        pieces = tuple(filter(_is_added_to_query, pieces))
+    if not pieces:
+        return call.query, call.key, tuple(others)
+    adds = call.query.device.type == "cpu" and any(isinstance(piece, AddedVector) for piece in pieces)
+    query, key, left = fold(pieces, call.block() if adds else call.raw_block())
+    return query, key, (*left, *others)
+
+
+def _is_added_to_query(piece: Piece) -> bool:
+    return isinstance(piece, AddedVector) and piece.key is None
 
 
 def _bias(call: Call, left: tuple[Piece, ...]) -> Tensor | None:

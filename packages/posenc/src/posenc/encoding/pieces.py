@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -147,9 +147,9 @@ class RelativeDot(Piece):
     ``vectors`` takes distances (...) and returns (heads or 1, ..., head_dim). ``shift`` (heads, head_dim) is added to
     the query in this term only. With ``side="key"`` the key k_j takes the query's place, and with ``feature`` a named
     feature of the query, (batch, heads, tokens, width), without scaling. With ``through`` = W the vectors are W_h
-    vectors(r), with vectors(r) (heads or 1, ..., width); for few queries, W is applied to them instead. With ``theta``,
-    vectors(r) is the sinusoid of -r, (sin(-r theta), cos(-r theta)); few queries are then rotated by theta instead, and
-    multiplied with the vectors of few distances.
+    vectors(r), with vectors(r) (heads or 1, ..., width); for few queries, W is applied to them instead. With ``base``,
+    vectors(r) is the sinusoid of -r, (sin(-r theta), cos(-r theta)), theta_k = base^(-2k/width); few queries are then
+    rotated by theta instead, and multiplied with the vectors of few distances.
     """
 
     vectors: Callable[[Tensor], Tensor]
@@ -158,7 +158,7 @@ class RelativeDot(Piece):
     shift: Float[Tensor, "heads head_dim"] | None = None
     feature: str | None = None
     through: Float[Tensor, "heads head_dim width"] | None = None
-    theta: Float64[Tensor, " pairs"] | None = None
+    base: float | None = None
 
     def at(self, r: Tensor) -> Tensor:
         """The vectors at distances (...), (heads or 1, ..., head_dim)."""

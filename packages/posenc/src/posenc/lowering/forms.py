@@ -26,7 +26,7 @@ from posenc.encoding.pieces import (
 )
 from posenc.lowering.distances import Block, Pair, along, apart, check, check_heads, of_pair, table_of
 from posenc.positions.tiles import Visibility, tiles, visible
-from posenc.rotation.phases import phases
+from posenc.rotation.phases import constant, frequencies, phases
 
 ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """(score, b, h, i, j) -> score, FlexAttention's score_mod: b, h, i, j are indices of batch row, query head, query, key.
@@ -52,16 +52,23 @@ def added(piece: Piece, block: Block) -> Tensor:
     return _form_of(piece).added(piece, block)
 
 
-def _rotated_products(piece: RelativeDot, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor:
+def _rotated(base: float, meeting: Tensor, r: Tensor) -> Tensor:
     """The products of rows x (batch, heads, rows, 2 pairs) with sinusoids of consecutive distances r, (batch, heads,
     rows, distances). With R(p) = (sin p theta, cos p theta), x . R(-r - f) is R(-f) times x rotated by -r theta, so
-    sinusoids of `DISTANCES_PER_ROTATION` distances suffice."""
-    angle = phases(-r[::DISTANCES_PER_ROTATION], theta)
+    sinusoids of `TURNS` distances suffice."""
+    width, device = meeting.size(-1), r.device
+    angle = phases(-r[::TURNS], constant(frequencies, width, base, device=device))
     cos, sin = angle.cos().to(meeting), angle.sin().to(meeting)
     a, b = meeting[..., None, :].chunk(2, -1)
     rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
-    near = piece.vectors(torch.arange(DISTANCES_PER_ROTATION, device=r.device))[0].to(meeting)
+    near = constant(_near, width, base, meeting.dtype, device=device)
     return (rotated @ near.mT).flatten(-2)[..., : r.size(0)]
+
+
+def _near(width: int, base: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The sinusoids of the distances 0, 1, .. `TURNS` - 1."""
+    angle = phases(-torch.arange(TURNS, device=device), frequencies(width, base, device))
+    return torch.cat((angle.sin(), angle.cos()), -1).to(dtype=dtype, device=device)
 
 
 def meets(piece: RelativeDot, block: Block) -> Float[Tensor, "batch heads tokens width"]:
@@ -226,8 +233,8 @@ class _OfRelativeDot(Form):
             through = block.of_heads(piece.through, distance.scheme).to(meeting.dtype)
             check_width(through.mT, meeting, distance.scheme)
             meeting = meeting @ through
-            if piece.theta is not None and table.index is None and distance.reach is None:
-                products = _rotated_products(piece, piece.theta, meeting, r)
+            if piece.base is not None and table.index is None and distance.reach is None:
+                products = _rotated(piece.base, meeting, r)
                 return products.gather(-1, table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1))
             vectors = block.of_heads(piece.vectors(r), distance.scheme)
         else:

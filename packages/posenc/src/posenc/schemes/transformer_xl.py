@@ -98,8 +98,9 @@ class TransformerXL(Scheme):
     ) -> tuple[AddedVector | RelativeDot, ...]:
         u = AddedVector("TransformerXL", query=self.content_bias[None, :, None])
         distance = Distance("TransformerXL", num_heads=self.num_heads)
-        theta = frequencies(self.dim, self.base, query_positions.device)
-        meeting = RelativeDot(self._sinusoid, distance, shift=self.position_bias, through=self.projection, theta=theta)
+        meeting = RelativeDot(
+            self._sinusoid, distance, shift=self.position_bias, through=self.projection, base=self.base
+        )
         if self.segment is None:
             return u, meeting
         apart = replace(distance, axis="segment", integral=True, tail="constant", past=1)
