@@ -381,7 +381,7 @@ class Composition(Scheme):
         self, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]
     ) -> Encoding:
         """The sum of the encodings of all parts."""
-        encoding = Encoding(queries, keys, context=context)
+        encoding = Encoding(queries, keys, context=context, _is_counted=True)  # it has no terms
         _ = self.features  # raises where two parts use one name for different features
         for part in self.parts:
             encoding = encoding + part(queries, keys, dtype=dtype, context=context, doors=doors)
