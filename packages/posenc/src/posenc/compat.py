@@ -166,6 +166,14 @@ def has_freed_graph(x: Tensor) -> bool:
     return False
 
 
+def without_saved_tensors_hooks() -> AbstractContextManager[object]:
+    """A context in which autograd saves tensors as they are, whatever hooks there are around it. Where hooks are
+    disabled there are none."""
+    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+
+
 @functools.cache
 def c_function(name: str) -> Any:
     """A function of the C libraries that this process has loaded; None if it is not found."""

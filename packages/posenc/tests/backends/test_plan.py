@@ -5,21 +5,26 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import posenc
-from posenc import T5, ALiBi, FoX, Positions, RoPE
+from posenc import FIRE, KERPLE, T5, ALiBi, DeBERTa, FoX, Positions, RoPE, Scheme, Shaw, TransformerXL
+from posenc.backends import blockwise
+from posenc.backends.native import backend as native
 from posenc.backends.native.operator import Prepared
 from posenc.backends.plan import MAX_ENTRIES
 from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
+from posenc.encoding.pieces import Bias, Distance
 
 HEADS, TOKENS, HEAD_DIM = 2, 64, 16
 
@@ -42,6 +47,12 @@ def noting() -> Iterator[list[Request]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Request, "checked", noted)
         yield requests
+
+
+def attend(layer: tuple[Tensor, Tensor, Tensor], encoding: Encoding) -> Tensor:
+    out = posenc.attention(*layer, encoding, is_causal=True, backend="native")
+    assert isinstance(out, Tensor)
+    return out
 
 
 @pytest.fixture
@@ -219,6 +230,136 @@ def test_a_plan_holds_no_tensor_of_a_layer() -> None:
         del layer, features, of_layer
         gc.collect()
         assert [each() for each in held] == [None] * len(held)
+
+
+# --- tables that learn ------------------------------------------------------------------------------------------------
+
+
+class Bound(Scheme):
+    """A bias by a parameter and numbers that are computed of it, with what their gradient needs, when it is bound."""
+
+    def __init__(self, is_hidden: bool) -> None:
+        super().__init__()
+        self.weight, self.is_hidden = nn.Parameter(torch.randn(HEADS, 1)), is_hidden
+
+    def score(self, query_positions: Positions, key_positions: Positions, context: Any = None) -> tuple[Bias, ...]:
+        slope, start = self.weight.exp(), self.weight
+        by_name = {"start": start}
+        at = (lambda r: slope * r + by_name["start"]) if self.is_hidden else (lambda r: slope * r + start)
+        return (Bias(at, Distance("Bound", tail="linear")),)
+
+
+SCHEMES: dict[str, Callable[[], Scheme]] = {
+    "t5": lambda: T5(HEADS),
+    "shaw": lambda: Shaw(HEAD_DIM, 5),
+    "transformer-xl": lambda: TransformerXL(HEADS, HEAD_DIM),
+    "kerple": lambda: KERPLE(HEADS),
+    "fire": lambda: FIRE(HEADS),
+    "deberta": lambda: DeBERTa(HEADS, HEAD_DIM, HEADS * HEAD_DIM, 9),
+    "t5 and shaw": lambda: T5(HEADS) + Shaw(HEAD_DIM, 5),
+    "one from the other": lambda: Bound(is_hidden=False),
+    "one in a dictionary": lambda: Bound(is_hidden=True),
+}
+UNSHARED = "one from the other", "one in a dictionary"
+ONE_PASS = "deberta", *UNSHARED  # binding saves what the gradient needs, which the first pass frees
+
+
+def at_once(layers: list[Callable[[], Tensor]], encodings: list[Encoding]) -> None:
+    sum(layer() for layer in layers).backward()  # type: ignore[union-attr]
+
+
+def each_alone(layers: list[Callable[[], Tensor]], encodings: list[Encoding]) -> None:
+    for layer in layers:
+        layer().backward()
+
+
+def retained(layers: list[Callable[[], Tensor]], encodings: list[Encoding]) -> None:
+    loss: Any = sum(layer() for layer in layers)
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def checkpointed(layers: list[Callable[[], Tensor]], encodings: list[Encoding], forgets: bool = False) -> None:
+    loss: Any = sum(checkpoint(layer, use_reentrant=False) for layer in layers)
+    for encoding in encodings if forgets else []:
+        encoding.plans.clear()
+    loss.backward()
+
+
+def packed(layers: list[Callable[[], Tensor]], encodings: list[Encoding]) -> None:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        at_once(layers, encodings)
+
+
+def unpacked(layers: list[Callable[[], Tensor]], encodings: list[Encoding]) -> None:
+    with torch.autograd.graph.disable_saved_tensors_hooks("there are none"):
+        at_once(layers, encodings)
+
+
+def in_threads(layers: list[Callable[[], Tensor]], encodings: list[Encoding]) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda layer: layer().backward(), layers * 3))
+
+
+WAYS = {
+    "at once": at_once,
+    "each alone": each_alone,
+    "retained": retained,
+    "checkpointed": checkpointed,
+    "checkpointed, and forgotten": partial(checkpointed, forgets=True),
+    "packed": packed,
+    "without hooks": unpacked,
+    "in threads": in_threads,
+}
+
+
+SEVERAL_PASSES = "each alone", "retained", "in threads"
+
+
+@pytest.mark.parametrize(
+    ("name", "way"), [(n, way) for n in SCHEMES for way in WAYS if not (n in ONE_PASS and way in SEVERAL_PASSES)]
+)
+def test_layers_that_share_tables_have_the_gradients_of_layers_that_do_not(name: str, way: str) -> None:
+    scheme, drawings = SCHEMES[name]().double(), [drawn(dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    for parameter in scheme.parameters():
+        nn.init.normal_(parameter, std=0.3)
+        parameter.register_hook(lambda gradient: 2 * gradient)
+
+    def gradients(encodings: list[Encoding]) -> list[Tensor | None]:
+        def layer(layer: tuple[Tensor, Tensor, Tensor], encoding: Encoding) -> Callable[[], Tensor]:
+            return lambda: attend(layer, encoding).square().sum()
+
+        WAYS[way]([layer(*each) for each in zip(drawings, encodings, strict=True)], encodings)
+        leaves = [*scheme.parameters(), *(x for each in drawings for x in each)]
+        found = [x.grad for x in leaves]
+        for x in leaves:
+            x.grad = None
+        return found
+
+    one, *others = (scheme(Positions.arange(TOKENS), dtype=torch.float64) for _ in range(4))
+    found, expected = gradients([one] * 3), gradients(others)
+    assert any(x is not None and x.any() for x in found[: len(list(scheme.parameters()))])
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("name", SCHEMES)
+def test_tables_are_computed_once(
+    name: str, mode: Callable[[], AbstractContextManager[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, operands = [], blockwise.KernelOperands
+
+    def noted(call: Any) -> Any:
+        calls.append(call)
+        return operands(call)
+
+    with mode():
+        encoding = SCHEMES[name]()(Positions.arange(TOKENS))
+        attend(drawn(), encoding)
+        monkeypatch.setattr(native, "KernelOperands", noted)
+        for _ in range(2):
+            attend(drawn(), encoding)
+    assert bool(calls) == (name in UNSHARED and mode is torch.enable_grad)
 
 
 def test_plans_are_bounded() -> None:

@@ -3,12 +3,12 @@ kernels, which blocks of keys count, and custom operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool
@@ -268,10 +268,6 @@ def tables_of_plane(pieces: Sequence[Bias | RelativeDot], call: Call, block: Blo
 TABLES = ("bias", "vectors", "values", "factor", "key_vectors", "away")
 POSSIBLE = (*TABLES, "plane")  # those that begin at some distance
 IN_DOUBLE = ("query_clock", "key_clock", "lines", "share")
-# Those that no query, key or feature is part of.
-OF_POSITIONS = frozenset(
-    (*TABLES, "slopes", "shift", "share", "lines", "ends", "query_cos", "query_sin", "key_cos", "key_sin")
-)
 FUNCTIONS = {"relu times": 1, "cap": 2}  # functions that kernels support, by `Function.formula`
 
 
@@ -296,6 +292,14 @@ class KernelLayout(NamedTuple):
         """The inverse of `flat`."""
         past = 2 + len(POSSIBLE)
         return KernelLayout(numbers[:2], numbers[2:past], numbers[past:])
+
+
+def is_of_positions(call: Call) -> bool:
+    """Whether no query, key or feature is part of a call's operands, so that other layers have the same."""
+    return not any(
+        piece.is_planar or piece.feature is not None or (isinstance(piece, AddedVector) and piece.key is not None)
+        for piece in call.pieces
+    )
 
 
 class KernelOperands:
@@ -438,17 +442,13 @@ class KernelOperands:
         self.tensors.update(share=share, lines=block.of_heads(lines, scheme).expand(heads, -1, -1), ends=ends)
 
     @property
-    def is_of_positions(self) -> bool:
-        """Whether the tensors follow from positions and fixed parameters alone, so that another layer has the same."""
-        return OF_POSITIONS.issuperset(self.tensors) and not self._learned()
-
-    def _learned(self) -> list[str]:
+    def learned(self) -> list[str]:
         """The names of tensors whose gradients are wanted."""
         return [name for name, x in self.tensors.items() if x.requires_grad] if torch.is_grad_enabled() else []
 
     def arguments(self, rotation: Sequence[int] = ()) -> tuple[Any, ...]:
         """The arguments of an operator from ``given`` on, except the scale."""
-        learned = self._learned()
+        learned = self.learned
         assert self.call.layouts is not None
         return (
             [(x.detach() if x.requires_grad and not learned else x).contiguous() for x in self.tensors.values()],
@@ -457,6 +457,60 @@ class KernelOperands:
             Tiling(*self.call.layouts, self.call.visibility).flat(),
             KernelLayout(self.function, [self.lows.get(name, 0) for name in POSSIBLE], rotation).flat(),
         )
+
+
+class _Repeatable(torch.autograd.Function):
+    """Tensors that were computed from others, with a gradient that any number of backward passes may compute: what a
+    context saves is freed after the first, its attributes are not."""
+
+    @staticmethod
+    def forward(ctx: Any, tensors: Sequence[Tensor], *others: Tensor) -> tuple[Tensor, ...]:
+        ctx.tensors, ctx.others = tensors, others
+        return tuple(x.detach() for x in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        is_again = torch.is_grad_enabled()
+        return None, *torch.autograd.grad(
+            ctx.tensors, ctx.others, gradients, retain_graph=True, create_graph=is_again, allow_unused=True
+        )
+
+
+def repeatable(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor] | None:
+    """The same tensors for layers of any number of backward passes, each of which computes the gradient of the
+    ``others``, which they were computed from, once for all layers. None if more than these were read."""
+    learned = [x for x in tensors if x.requires_grad]
+    ends = {_edge_of(x): x for x in others}
+    read, is_all = _reached({_edge_of(x) for x in learned}, ends)
+    before = {edge for node, _ in read for edge in node.next_functions}
+    if not is_all or _reached(before, read)[0]:  # what another was computed from would get the gradient twice
+        return None
+    found = iter(_Repeatable.apply(learned, *(ends[edge] for edge in read)))  # type: ignore[no-untyped-call]
+    return [next(found) if x.requires_grad else x for x in tensors]
+
+
+Edge: TypeAlias = tuple[Any, int]  # of a graph of gradients: a node and which of its outputs
+
+
+def _edge_of(x: Tensor) -> Edge:
+    return x.grad_fn, x.output_nr
+
+
+def _reached(edges: set[Edge], ends: Collection[Edge]) -> tuple[set[Edge], bool]:
+    """The ends that gradients reach from these edges, none through another, and whether they reach nothing else."""
+    found: set[Edge] = set()
+    seen: set[Edge] = set()
+    is_all = True
+    while edges:
+        edge = edges.pop()
+        node, _ = edge
+        if edge in ends:
+            found.add(edge)
+        elif node is not None and edge not in seen:
+            seen.add(edge)
+            is_all = is_all and len(node.next_functions) > 0  # else a leaf
+            edges |= set(node.next_functions)
+    return found, is_all
 
 
 # -- blocks that count ------------------------------------------------------------------------------------------------

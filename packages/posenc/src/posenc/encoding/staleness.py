@@ -47,8 +47,33 @@ def tensors_of(x: Any) -> list[Tensor]:
 def closed_over(terms: Iterable[Any]) -> list[Tensor]:
     """The tensors that the functions of these terms close over."""
     functions = [getattr(term, f.name) for term in terms for f in fields(term)]
-    cells = [cell for function in functions for cell in getattr(function, "__closure__", None) or ()]
-    return [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, Tensor)]
+    return [x for function in functions for x in _contents(function) if isinstance(x, Tensor)]
+
+
+def computed_from(terms: Any) -> list[Tensor]:
+    """The tensors with a gradient that terms, their functions and the modules of these read, and that are no leaves."""
+    found: list[Tensor] = []
+    inside, seen = [terms], set()
+    while inside:
+        x = inside.pop()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, Tensor):
+            found += [x] if x.grad_fn is not None else []
+        elif isinstance(x, nn.Module):
+            inside += x.parameters()
+        elif isinstance(x, (tuple, list)):
+            inside += x
+        elif is_dataclass(x) and not isinstance(x, type):
+            inside += [getattr(x, f.name) for f in fields(x)]
+        elif callable(x):
+            inside += [getattr(x, "__self__", None), *_contents(x)]
+    return found
+
+
+def _contents(function: Any) -> list[Any]:
+    return [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
 
 
 def register(kind: type, values: tuple[str, ...], name: str) -> None:
@@ -239,8 +264,8 @@ def _is_same(p: Tensor, value: Tensor) -> bool:
     """Whether two tensors have the same numbers or bits: NaN does not equal itself. Many numbers are compared as
     memory, in a fifth of `torch.equal`'s time."""
     compare = compat.c_function("memcmp") if p.numel() >= LARGE and p.is_floating_point() else None
-    is_memory = compare is not None and compat.is_plain_memory((p, value)) and p.is_contiguous()
-    if not is_memory or not value.is_contiguous() or (p.dtype, p.shape) != (value.dtype, value.shape):
+    is_memory = compat.is_plain_memory((p, value)) and p.is_contiguous() and value.is_contiguous()
+    if compare is None or not is_memory or (p.dtype, p.shape) != (value.dtype, value.shape):
         return torch.equal(p, value) or torch.equal(_bits(p), _bits(value))
     places = ctypes.c_void_p(p.data_ptr()), ctypes.c_void_p(value.data_ptr())
     return bool(compare(*places, ctypes.c_size_t(p.nbytes)) == 0)

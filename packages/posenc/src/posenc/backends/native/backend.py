@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from posenc import compat
 from posenc.backends import blockwise
 from posenc.backends.blockwise import FUNCTIONS, KernelOperands, refused_plane
 from posenc.backends.call import Backend, Call, Direct, Unless, cleared
@@ -15,6 +17,7 @@ from posenc.backends.native import operator
 from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.backends.native.operator import Prepared, bounds_of
 from posenc.encoding.pieces import Bias, Function, RelativeDot, Term, Value
+from posenc.encoding.staleness import computed_from
 
 
 def _of_score(reason: str, holds: Callable[[Function, Call], bool]) -> Unless:
@@ -80,10 +83,16 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     prepared: Prepared | None = None if call.store is None else call.store.get("native")
     key, tensors = call.key, None if prepared is None else prepared.given
     if prepared is None or tensors is None:
-        given = _given(call)
-        key, (tensors, *rest) = given.key, _arguments(call, given)
+        is_fixed = call.store is not None and call.key_norms is None and blockwise.is_of_positions(call)
+        learned = computed_from((*call.pieces, *call.values)) if is_fixed and torch.is_grad_enabled() else []
+        # Of what layers share no hook may take hold, as that of a checkpoint, in which some of them run.
+        with compat.without_saved_tensors_hooks() if learned else nullcontext():
+            given = _given(call)
+            key, (tensors, *rest) = given.key, _arguments(call, given)
         if prepared is None:
-            is_fixed = key is call.key and given.is_of_positions
+            shared = blockwise.repeatable(tensors, learned) if learned else None
+            tensors = tensors if shared is None else shared
+            is_fixed = is_fixed and (shared is not None or not given.learned)
             rest = [*rest, call.scale, call.skip_below]  # dynamo of torch 2.9 takes it for a tuple, which has no +=
             prepared = Prepared(_dtype_of(call), tensors if is_fixed else None, *rest)
             if call.store is not None:

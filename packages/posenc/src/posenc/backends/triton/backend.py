@@ -110,7 +110,7 @@ def _long_tables(call: Call) -> str | None:
 def _arguments(call: Call) -> tuple[Tensor | None, tuple[Any, ...]]:
     """The key, None if it is the call's own and no query, key or gradient is part of the others either; and these."""
     given = _Lines(call)
-    is_kept = given.key is call.key and given.is_of_positions
+    is_kept = blockwise.is_of_positions(call) and not given.learned
     if (
         is_kept
         and call.store is not None
