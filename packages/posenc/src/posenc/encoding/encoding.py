@@ -335,7 +335,7 @@ class Encoding:
 
     def _learns(self) -> tuple[bool, ...] | None:
         """Of each parameter that it was made with, whether it has a gradient; None if its terms may read others."""
-        is_known = self._is_counted or not (self.pieces or self.values)
+        is_known = self._is_counted or len(self.pieces) + len(self.values) == 0
         return tuple(each.parameter.requires_grad for each in self._made_with) if is_known else None
 
     def check_trained(self, *tensors: Tensor) -> None:
