@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.awkward import clocked
 from torch import Tensor
 
 import posenc
 from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
 from posenc.backends.triton import backend, operator
-from tests.user_schemes import clocked
+from posenc.backends.triton.arguments import PRECISIONS
 
 STORED = Path(__file__).parents[4] / "research" / "benchmarks" / "results" / "kernels.json"
 TOKENS = 4096
@@ -125,16 +126,26 @@ def compiled(name: str, given: dict[str, Any], capability: int) -> Any:
 
     kernel = _KERNEL(name)
     signature, constants, divisible = {}, {}, {}
-    for place, parameter in enumerate(kernel.params):
+
+    def put(x: Any, place: tuple[int, ...], is_specialized: bool) -> Any:
+        """The type of an argument, or of each field of a structure."""
+        if isinstance(x, tuple):
+            return type(x)(*(put(field, (*place, n), True) for n, field in enumerate(x)))  # as Triton does
+        if x is None or (isinstance(x, int) and x == 1 and is_specialized):
+            constants[place] = x
+            return "constexpr"
+        if isinstance(x, Tensor) or (isinstance(x, int) and x % 16 == 0 and is_specialized):
+            divisible[place] = [["tt.divisibility", 16]]
+        return f"*{NAMES[x.dtype]}" if isinstance(x, Tensor) else _kind(x)
+
+    precision = PRECISIONS.index("tf32" if "q" in given and given["q"].x.dtype == torch.float32 else "ieee")
+    for at, parameter in enumerate(kernel.params):
         x = given[parameter.name]
-        if parameter.is_constexpr or x is None:
-            signature[parameter.name], constants[parameter.name] = "constexpr", x
-            continue
-        signature[parameter.name] = f"*{NAMES[x.dtype]}" if isinstance(x, Tensor) else _kind(x)
-        if isinstance(x, Tensor) or (isinstance(x, int) and x % 16 == 0 and not parameter.do_not_specialize):
-            divisible[(place,)] = [["tt.divisibility", 16]]
-    if "PRECISION" in constants:  # "exact" is the interpreter's
-        constants["PRECISION"] = "tf32" if given["q"].dtype == torch.float32 else "ieee"
+        if parameter.is_constexpr:  # "exact" is the interpreter's
+            x = x._replace(PRECISION=precision) if parameter.name == "W" and isinstance(x, tuple) else x
+            signature[parameter.name], constants[(at,)] = "constexpr", x
+        else:
+            signature[parameter.name] = put(x, (at,), not parameter.do_not_specialize)
     options = {name: x for name, x in given.items() if name in OPTIONS}
     return compile(
         ASTSource(kernel, signature, constants, divisible), target=GPUTarget("cuda", capability, 32), options=options

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from posenc import KERPLE, T5, ALiBi, DeBERTa, Positions, Sandwich, Scheme, TransformerXL
-from posenc.backends import flex
+from posenc.backends import fitting, flex
 from posenc.backends.call import Call
 from posenc.lowering import forms
 from posenc.lowering.distances import shift_of
@@ -179,7 +179,7 @@ def test_a_shift_needs_one_number_for_all() -> None:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex, "_FITTING", {})
+    monkeypatch.setattr(fitting, "_first", {})
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch, fits: int, message: str = flex.NO_SIZES) -> list[int]:

@@ -86,8 +86,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         return emptied(how[0], how[2])
 
     monkeypatch.setattr(flex, "attend", attend)
-    monkeypatch.setattr(triton, "triton", lambda query, key, value, *_: emptied(query, value))
-    monkeypatch.setattr(triton, "counted_for", lambda *_: None)
+    monkeypatch.setattr(triton, "triton", lambda query, key, value, *_, prepared: emptied(query, value))
+    monkeypatch.setattr(triton.Prepared, "counted", lambda *_: None)
     monkeypatch.setattr(triton, "missing", lambda: None)
     monkeypatch.setattr("posenc.compat.is_eager", lambda: True)
     monkeypatch.setattr(cache, "stream_of", lambda device: made.stream if device.type == "cuda" else None)

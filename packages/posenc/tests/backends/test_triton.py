@@ -80,7 +80,7 @@ def test_where_there_is_no_gpu_they_are_interpreted(file: str, only: str) -> Non
 # --- as exact as the reference ----------------------------------------------------------------------------------------
 
 
-SMALL = (operator.Sizes(16, 16, 16, 4, 1),)
+SMALL = (operator.BlockSizes(16, 16, 16, 4, 1),)
 
 
 def wide(name: str, tokens: int, heads: int, kv_heads: int, head_dim: int, value_dim: int) -> Case:
@@ -187,7 +187,7 @@ def test_every_place_in_every_way(
 @pytest.mark.parametrize("block", [16, 32, 64])
 def test_blocks_of_every_size(block: int, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """And heads of which four share keys."""
-    monkeypatch.setattr(operator, "sizes_of", lambda *_: (operator.Sizes(block, block, block, 4, 1),))
+    monkeypatch.setattr(operator, "sizes_of", lambda *_: (operator.BlockSizes(block, block, block, 4, 1),))
     check_as_exact_as_the_reference(case("shaw per head", "packed", TOKENS, "both", heads=12, kv_heads=3), on)
 
 
@@ -251,7 +251,7 @@ def test_what_the_operator_promises_the_compiler_is_so(on: torch.device, monkeyp
     real = torch.ops.posenc.triton
     leaves = [torch.randn(1, 20, 2, 16, device=on).transpose(1, 2).requires_grad_() for _ in range(3)]
     with monkeypatch.context() as patch:
-        patch.setattr(of_triton, "triton", lambda *args: given.append(args) or real(*args))
+        patch.setattr(of_triton, "triton", lambda *args, prepared: given.append(args) or real(*args))
         attended(Shaw(16, 3).to(on))(*leaves)
     tables = [x.detach().requires_grad_() for x in given[0][3]]
     results = torch.library.opcheck(real.default, (*given[0][:3], tables, *given[0][4:]))
@@ -281,8 +281,7 @@ def test_a_cuda_graph_captures_it() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = run()
-        tasks._tasks.cache_clear()
-        tasks._KEPT.clear()
+        tasks._lists.clear()
         for x in (q, k, v):
             x.normal_()
         graph.replay()

@@ -3,6 +3,7 @@ and that they compile."""
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,8 +83,8 @@ def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(operator.importlib, "import_module", importing)
     assert operator.missing() == "Triton is not installed"
-    monkeypatch.setattr(operator.importlib, "import_module", lambda name: object())
-    assert operator.missing() == "it needs Triton 3.2 or later"
+    monkeypatch.setattr(operator.importlib, "import_module", lambda name: SimpleNamespace(__version__="3.4.0"))
+    assert operator.missing() == "it needs Triton 3.5 or later, got 3.4.0"
 
 
 AUTO: list[tuple[Scheme | None, str, str]] = [

@@ -48,7 +48,8 @@ TOKENS = 55
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs have 16 keys at once, and 55 keys are of three programs."""
-    monkeypatch.setattr(operator, "HOW", {kind: how._replace(bytes=2**9) for kind, how in operator.HOW.items()})
+    small = {name: split._replace(bytes=2**9) for name, split in operator.SPLITS.items()}
+    monkeypatch.setattr(operator, "SPLITS", small)
     monkeypatch.setattr(operator, "LEAST", 24)
 
 
@@ -187,7 +188,7 @@ def test_rows_of_several_lengths_are_one_copy(launches: Launches) -> None:
     q, k, v = (torch.randn(3, h, n, 16) for h, n in ((6, 2), (2, 40), (2, 40)))
     decoded(q, k, v, ALiBi(6), query_positions=positions[-2:], key_positions=positions)
     ((_, _, given),) = launches.given
-    numbers, step = given["tiles"].tolist(), len(operator.TILE)
+    numbers, step = given["tiles"].x.tolist(), len(operator.TILE)
     found = []
     for row in range(3):
         for n in range(numbers[row], numbers[row + 1]):

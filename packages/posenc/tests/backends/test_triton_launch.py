@@ -1,10 +1,11 @@
 """How the kernels for CUDA are launched: what is settled before, copied once, or refused. None of this needs a GPU."""
 
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, Positions, Shaw, compat
-from posenc.backends import blockwise
+from posenc.backends import blockwise, cache, fitting
 from posenc.backends.request import Request
 from posenc.backends.triton import backend, operator, tasks
 from posenc.encoding.pieces import Bias, Distance
@@ -74,7 +75,7 @@ def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(backend, "missing", lambda: None)
     monkeypatch.setattr(backend, "is_interpreted", lambda: True)
-    monkeypatch.setattr(operator, "_FITTING", {})
+    monkeypatch.setattr(fitting, "_first", {})
     monkeypatch.setattr(operator, "out_of_resources", lambda: MemoryError)
     monkeypatch.setattr(operator, "kernel_of", lambda name: Small())
 
@@ -111,29 +112,42 @@ def test_more_rows_or_heads_than_a_grid_has_are_refused(
 
 
 class Device:
-    """In place of a GPU: counts copies, and says whether a graph is being captured."""
+    """In place of a GPU: counts copies, and says which stream is current in a thread, and which is captured."""
 
     there = torch.device("cuda", 0)
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.copies, self.is_capturing, self.stream = 0, False, 0
+        self.copies, self.captured, self.stream = 0, 0, 1
+        self.local = threading.local()
         self.streams: list[int] = []  # that were told to the allocator
         self.relaxed: set[int] = set()  # threads
-        for name in ("_KEPT", "_CAPTURED"):
-            patch.setattr(tasks, name, {})
+        patch.setattr(tasks, "_lists", {})
+        patch.setattr(tasks, "_alive", WeakValueDictionary())
+        patch.setattr(cache, "_READ_BY_GRAPHS", [])
         patch.setattr(tasks, "_relax", lambda: self.relaxed.add(threading.get_ident()))
-        patch.setattr(tasks, "_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
-        patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
-        patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=self.stream))
+        aside = SimpleNamespace(cuda_stream=2, synchronize=lambda: None)
+        patch.setattr(tasks, "_stream", lambda device: aside)
+        patch.setattr(torch.cuda, "stream", self.on)
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.current().cuda_stream == self.captured)
+        patch.setattr(torch.cuda, "current_stream", lambda device: self.current())
         patch.setattr(Tensor, "record_stream", lambda x, stream: self.streams.append(stream.cuda_stream))
         real = Tensor.to
         patch.setattr(Tensor, "to", lambda x, *given, **how: self.copy(x, real, *given, **how))
+
+    def current(self) -> Any:
+        return getattr(self.local, "stream", SimpleNamespace(cuda_stream=self.stream))
+
+    @contextmanager
+    def on(self, stream: Any) -> Iterator[None]:
+        before, self.local.stream = self.current(), stream
+        yield
+        self.local.stream = before
 
     def copy(self, numbers: Tensor, real: Any, *given: Any, **how: Any) -> Tensor:
         if given != (self.there,):
             return real(numbers, *given, **how)
         assert threading.get_ident() in self.relaxed
+        assert self.current().cuda_stream == 2
         self.copies += 1
         return numbers.clone()
 
@@ -145,33 +159,53 @@ class Device:
 
 
 def test_tasks_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of a call in one tensor, that other layers and the backward pass find again; the latest are kept."""
+    """All of a call in one tensor, that other plans, streams and the backward pass find again; the latest are kept."""
     gpu = Device(monkeypatch)
     first = gpu.tasks(70)
-    assert gpu.copies == 1
+    assert (gpu.copies, gpu.streams) == (1, [1])
     assert gpu.tasks(70) is first
-    assert gpu.copies == 1
     for part in (*first.tasks, *first.tiles):
         assert part.untyped_storage().data_ptr() == first.numbers.data_ptr()
         assert part.storage_offset() % 4 == 0
-    for tokens in range(1, tasks.KEPT + 1):
+    gpu.stream = 3
+    assert gpu.tasks(70) is first
+    assert (gpu.copies, gpu.streams) == (1, [1, 3])
+    for tokens in range(1, 1000):
         gpu.tasks(100 + tokens)
-    assert len(tasks._KEPT) == tasks.KEPT
-    assert gpu.tasks(70) is not first
+    assert len(tasks._lists) <= cache.MAX_ENTRIES
+    assert len(tasks._alive) <= cache.MAX_ENTRIES + 1
+    assert gpu.tasks(70) is first  # which this test still has
+    del first, part
+    gpu.tasks(70)
+    for tokens in range(cache.MAX_ENTRIES):
+        gpu.tasks(100 + tokens)
+    copies = gpu.copies
+    gpu.tasks(70)
+    assert gpu.copies == copies + 1
+    assert not cache._READ_BY_GRAPHS
 
 
-def test_what_a_graph_reads_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_what_a_graph_reads_is_kept_once(
+    is_made_before: bool, inference: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many came since, whichever stream captured it, and in the one place for it."""
     gpu = Device(monkeypatch)
-    first = gpu.tasks(70)
-    gpu.is_capturing = True
-    for _ in range(3):
-        assert gpu.tasks(70) is first
-    gpu.is_capturing = False
-    for tokens in range(1, tasks.KEPT + 1):
-        gpu.tasks(100 + tokens)
-    gpu.is_capturing = True
-    assert gpu.tasks(70) is first  # however many came since
-    assert len(tasks._CAPTURED) == 1
+    with torch.inference_mode(inference):
+        if is_made_before:
+            gpu.tasks(70)
+        for stream in (1, 4, 5):
+            gpu.stream = gpu.captured = stream
+            gpu.tasks(70)
+            assert gpu.copies == 1
+            gpu.captured = 0
+            for tokens in range(2 * cache.MAX_ENTRIES):
+                gpu.tasks(100 + tokens)
+            gpu.copies = 1
+        (kept,) = cache._READ_BY_GRAPHS
+        assert kept is gpu.tasks(70)
+        assert gpu.copies == 1
 
 
 # --- lines of distances -----------------------------------------------------------------------------------------------
@@ -227,10 +261,10 @@ def test_gaps_of_any_length_need_no_table_of_a_line(monkeypatch: pytest.MonkeyPa
 def test_a_program_of_two_blocks_is_computed_with_what_either_needs() -> None:
     ends = torch.tensor([[[[0, 128], [256, 384], [256, 640], [512, 640]]]], dtype=torch.int32)
     expected = torch.tensor([[[[0, 384], [0, 640], [256, 640], [256, 640]]]], dtype=torch.int32)
-    assert torch.equal(tasks.of_neighbours(ends), expected)
+    assert torch.equal(operator.of_neighbours(ends), expected)
     some = torch.ones(1, 4, 5, dtype=torch.bool)
-    assert tasks.share(some, ends) == pytest.approx(6 / 20)
-    assert tasks.share(some, expected) == pytest.approx(14 / 20)
+    assert operator.share(some, ends) == pytest.approx(6 / 20)
+    assert operator.share(some, expected) == pytest.approx(14 / 20)
 
 
 def test_every_head_has_its_bound_of_vectors_that_all_share(monkeypatch: pytest.MonkeyPatch) -> None:

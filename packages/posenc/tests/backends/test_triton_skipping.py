@@ -13,8 +13,7 @@ from torch import Tensor
 
 import posenc
 from posenc import KERPLE, Positions, Scheme, Shaw
-from posenc.backends import choose
-from posenc.backends.triton import backend, tasks
+from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import SPAN
 from posenc.encoding.pieces import Bias, CumulativeBias, Distance
 from tests.backends.test_triton import ON
@@ -28,7 +27,7 @@ HEADS, TOKENS, SHARE = 2, 300, 2.0**-16
 @pytest.fixture(params=ON)
 def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """Where the kernels run, and leave out keys of shorter texts too."""
-    monkeypatch.setattr(tasks, "FEWEST_KEYS", 2 * SPAN)
+    monkeypatch.setattr(operator, "FEWEST_KEYS", 2 * SPAN)
     return torch.device(request.param)
 
 

@@ -31,7 +31,7 @@ Properties of FlexAttention (torch 2.13) that this file depends on:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -47,6 +47,7 @@ from posenc import compat
 from posenc.backends.blockwise import counted_blocks, orders_seen, seen_blocks
 from posenc.backends.cache import cached
 from posenc.backends.call import Backend, Call, Unless, cleared, never
+from posenc.backends.fitting import run_first_fitting
 from posenc.encoding.pieces import AddedVector, Bias, CumulativeBias, Function, Piece, RelativeDot, Row, Term, Value
 from posenc.lowering.distances import FARTHEST, Pair, shift_of
 from posenc.lowering.forms import ScoreFunction, fold, function
@@ -64,37 +65,42 @@ SIZES: tuple[Callable[[], Options], ...] = (
     lambda: {"BLOCK_M": 32, "BLOCK_N": 32, "bwd_num_stages": 1, **dict.fromkeys(_BACKWARD, 32)},
 )
 """The kernel's sizes, from PyTorch's own to the smallest; functions, since numbers of a dict might become symbolic."""
-_FITTING: dict[Hashable, int] = {}  # of what is known not to fit the first, the first that may
 HALF = (torch.bfloat16, torch.float16)
 NO_SIZES = "No valid triton configs"  # the error where a kernel does not fit
 
 
-def attend(how: tuple[Any, ...], reads_pairs: bool) -> tuple[Tensor, Tensor | None]:
-    """FlexAttention of ``how``, the rest of what `_attend` takes. ``reads_pairs``: a number is read for each pair.
+def attend(operands: tuple[Any, ...], reads_pairs: bool) -> tuple[Tensor, Tensor | None]:
+    """FlexAttention of ``operands``, the rest of what `_attend` takes. ``reads_pairs``: a number is read for each pair.
 
     Raises RuntimeError if no size of the kernel fits the GPU.
     """
-    query, key, value = how[:3]
+    query, key, value = operands[:3]
     if query.device.type == "cpu":
         with compat.compilations(COMPILATIONS):
-            return _compiled(False)(SIZES[0], False, *how)
+            return _compiled(False)(SIZES[0], False, *operands)
     first = int(reads_pairs and query.dtype in HALF and query.size(-1) == 64)
     if torch.compiler.is_compiling():
-        return _attend(SIZES[first], False, *how)
-    kind = query.device, query.dtype, query.size(-1), value.size(-1), first, torch.is_grad_enabled()
+        return _attend(SIZES[first], False, *operands)
+    kind = "flex", query.device, query.dtype, query.size(-1), value.size(-1), first, torch.is_grad_enabled()
     has_whole_blocks = query.size(2) % BLOCK == 0 and key.size(2) % BLOCK == 0
-    for size in range(_FITTING.get(kind, first), len(SIZES)):
-        try:
-            with compat.compilations(COMPILATIONS), compat.eager_backward():
-                return _compiled(True)(SIZES[size], has_whole_blocks, *how)
-        except RuntimeError as error:
-            if NO_SIZES not in str(error):
-                raise
-            last, _FITTING[kind] = error, min(size + 1, len(SIZES) - 1)
-    channels = f"{query.dtype} with {query.size(-1)} channels"
-    raise RuntimeError(
-        f"no size of FlexAttention's kernel fits this GPU for {channels}: use another backend, such as 'chunked'"
-    ) from last
+
+    def run(size: Callable[[], Options]) -> tuple[Tensor, Tensor | None]:
+        with compat.compilations(COMPILATIONS), compat.eager_backward():
+            return _compiled(True)(size, has_whole_blocks, *operands)
+
+    try:
+        return run_first_fitting(kind, SIZES[first:], run, _is_too_large)[1]
+    except RuntimeError as error:
+        if not _is_too_large(error):
+            raise
+        channels = f"{query.dtype} with {query.size(-1)} channels"
+        raise RuntimeError(
+            f"no size of FlexAttention's kernel fits this GPU for {channels}: use another backend, such as 'chunked'"
+        ) from error
+
+
+def _is_too_large(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and NO_SIZES in str(error)
 
 
 @functools.cache
@@ -237,9 +243,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     value, width = call.value, call.value.size(3)
     if not torch.is_grad_enabled():  # on CPU it rejects leaves that require grad even under no_grad
         query, key, value = query.detach(), key.detach(), value.detach()
-    how = (query, key, value, function, blocks, call.scale, grouped, call.return_lse)
+    operands = (query, key, value, function, blocks, call.scale, grouped, call.return_lse)
     reads_pairs = call.attn_mask is not None or any(_reads_pairs(piece) for piece in left)
-    out, lse = attend(how, reads_pairs)
+    out, lse = attend(operands, reads_pairs)
     return out[:, :, :queries, :width], lse
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +10,19 @@ from torch import Tensor
 from posenc.backends import blockwise
 from posenc.backends.blockwise import KernelOperands, line_of, orders_seen, own_keys, seen_blocks
 from posenc.backends.cache import cached
-from posenc.backends.call import FEW_QUERIES, Backend, Call, Unless, cleared
-from posenc.backends.triton.operator import GRID, WIDEST, counted_for, is_interpreted, missing, too_many, triton
-from posenc.backends.triton.tasks import ANY, SPAN, highest_of, share
+from posenc.backends.call import FEW_QUERIES, Backend, Call, Direct, Unless, _unseen, cleared
+from posenc.backends.triton.operator import (
+    GRID,
+    WIDEST,
+    Prepared,
+    highest_of,
+    is_interpreted,
+    missing,
+    share,
+    too_many,
+    triton,
+)
+from posenc.backends.triton.tasks import ANY, SPAN
 from posenc.encoding.pieces import Bias, CumulativeBias, Function, RelativeDot, Term
 from posenc.rotation.phases import constant
 
@@ -107,35 +116,68 @@ def _long_tables(call: Call) -> str | None:
     return blockwise.LONG if is_beyond or not tails.issubset(_Lines.tails) else None
 
 
-def _arguments(call: Call) -> tuple[Tensor | None, tuple[Any, ...]]:
-    """The key, None if it is the call's own and no query, key or gradient is part of the others either; and these."""
-    given = _Lines(call)
-    is_kept = blockwise.is_of_positions(call) and not given.learned
-    if (
-        is_kept
-        and call.store is not None
-        and "bias" in given.tensors
-        and _skipping(call)[0]
-        and not call.has_few_queries
-    ):
-        given.tensors["highest"] = highest_of(given.tensors)
-    return None if is_kept else given.key.to(call.key.dtype), given.arguments()
+def _prepared(call: Call) -> tuple[Prepared, Tensor, list[Tensor]]:
+    """What calls of this plan have in common; and of this one the key and the tensors of terms."""
+    lines: list[_Lines] = []
+
+    def make() -> Prepared:
+        lines.append(_Lines(call))
+        tensors, is_fixed = lines[0].tensors, lines[0].key is call.key and lines[0].is_of_positions
+        skipping = _skipping(call)
+        if is_fixed and call.store is not None and "bias" in tensors and skipping[0] and not call.has_few_queries:
+            tensors["highest"] = highest_of(tensors)
+        given, names, *rest = lines[0].arguments()
+        if _reads_norms(call, lines[0]):
+            names = f"{names} key_norms"
+        return Prepared(given if is_fixed else None, names, *rest, call.scale, *skipping)
+
+    prepared = cached(call.store, "triton", call.query.device, make)
+    key, given = call.key, prepared.given
+    if given is None:
+        of = lines[0] if lines else _Lines(call)
+        key, given = of.key.to(call.key.dtype), [x.contiguous() for x in of.tensors.values()]
+    if prepared.names[-1:] == ["key_norms"]:
+        assert call.key_norms is not None
+        given = [*given, call.key_norms.float().contiguous()]
+    return prepared, key, list(given)
+
+
+def _reads_norms(call: Call, lines: _Lines) -> bool:
+    """Whether there are the norms of the keys, by which few queries skip keys without reading them."""
+    return call.key_norms is not None and lines.key is call.key and call.has_few_queries
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call = call if _is_step(call) else cleared(call)  # the kernel of a step reads only what queries see
-    key, rest = cached(call.store, "triton", call.query.device, lambda: _arguments(call), lambda made: made[0] is None)
-    key = call.key if key is None else key
-    arguments = _with_norms(call, key, *rest)
-    out, lse = triton(call.query, key, call.value, *arguments, call.scale, *_skipping(call))
+    prepared, key, given = _prepared(call)
+    out, lse = triton(call.query, key, call.value, given, *prepared.rest, prepared=prepared)
     return out, lse if call.return_lse else None
 
 
-def _with_norms(call: Call, key: Tensor, given: list[Tensor], names: str, *rest: Any) -> tuple[Any, ...]:
-    """The arguments of the operator with the norms of the keys, by which few queries skip keys without reading them."""
-    if call.key_norms is None or key is not call.key or not call.has_few_queries:
-        return given, names, *rest
-    return [*given, call.key_norms.float().contiguous()], f"{names} key_norms", *rest
+def _direct(call: Call) -> Direct | None:
+    """If all tokens are known to take part, and no term has tensors of a layer."""
+    store, device = call.store, call.query.device
+    if store is None or call.key_norms is not None or call.rotation is not None:
+        return None
+    if not _is_step(call) and _unseen(call) != (None, None):
+        return None
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        prepared: Prepared | None = cached(store, "triton", device, _nothing, _is_something)
+        if prepared is None or not prepared.is_complete:
+            return None
+        found: tuple[Tensor, Tensor] = triton(query, key, value, prepared.given, *prepared.rest, prepared=prepared)
+        return found
+
+    return run
+
+
+def _nothing() -> Prepared | None:
+    return None
+
+
+def _is_something(prepared: Prepared | None) -> bool:
+    return prepared is not None
 
 
 def _skipping(call: Call) -> tuple[float, int]:
@@ -153,14 +195,14 @@ def counted_share(call: Call) -> float:
     """The fraction of blocks with unmasked pairs that is computed. Reads tensor values."""
     if call.query.size(2) < FEW_QUERIES:  # which skip by themselves
         return 1.0
-    given = _Lines(call)
-    moved = given.key.to(call.key.dtype)
-    found = counted_for(call.query, moved, call.value, *given.arguments(), call.scale, *_skipping(call))
-    if found is None:
+    prepared, key, given = _prepared(call)
+    counted = prepared.counted(call.query, key, call.value, given)
+    if counted is None:
         return 1.0
-    query, key = call.query_positions, call.key_positions
-    some, _ = seen_blocks(query.document, key.document, *orders_seen(query.order, call.visibility), key.order, SPAN)
-    return share(some, found)
+    of_query, of_key = call.query_positions, call.key_positions
+    seen = *orders_seen(of_query.order, call.visibility), of_key.order
+    some, _ = seen_blocks(of_query.document, of_key.document, *seen, SPAN)
+    return share(some, counted)
 
 
 TRITON = Backend(
@@ -169,4 +211,5 @@ TRITON = Backend(
     KINDS,
     first=(_inputs, blockwise.inputs),
     last=(blockwise.order, blockwise.lines_known, _long_tables, lambda call: missing()),
+    direct_for=_direct,
 )

@@ -3,13 +3,25 @@
 import triton
 import triton.language as tl
 
-from posenc.backends.triton.pieces import LN2, LOG2E, bias_at, entries_from, number, product, relu, rows, weigh
+from posenc.backends.triton.pieces import (
+    LN2,
+    LOG2E,
+    bias_at,
+    entries_from,
+    number,
+    of_head,
+    of_row,
+    product,
+    relu,
+    rows,
+    weigh,
+    zeros,
+)
 
 # What changes from step to step. A kernel that knew that one is 1 or a multiple of 16 would be compiled again.
 CHANGING = (
     "bias_entries", "vectors_entries", "values_entries", "factor_entries", "away_entries",
-    "bias_head", "vectors_head", "values_head", "factor_head", "share_row", "tiles_row", "queries", "keys", "parts",
-    "count", "start", "stop", "from_key", "to_key", "least", "most",
+    "queries", "keys", "parts", "count", "start", "stop", "from_key", "to_key", "least", "most",
     "of_bias", "of_vectors", "of_values", "of_factor", "of_away", "apart",
 )  # fmt: skip
 
@@ -54,93 +66,90 @@ def lined(s, x, n, first, last, share, lines, line_ends):
 
 
 @triton.jit
-def unit(u, row, table, table_head, first_head, Q: tl.constexpr, BY_HEAD: tl.constexpr):
+def unit(u, row, table, size, first_head, Q: tl.constexpr, BY_HEAD: tl.constexpr):
     """The rows that one product with a table by distance is for, those of one query, and of one head if heads have
-    tables of their own; the query, and the table."""
+    tables of their own; the query, and the table, which has ``size`` numbers for a head."""
     if BY_HEAD:
-        return row == u, u % Q, table + tl.cast(first_head + u // Q, tl.int64) * table_head
-    return row % Q == u, u, table
+        return row == u, u % Q, table.x + tl.cast(first_head + u // Q, tl.int64) * (table.by_head * size)
+    return row % Q == u, u, table.x
 
 
 @triton.jit(do_not_specialize=CHANGING)
 def decode(
-    q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, out, lse,
-    bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
-    values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, away, away_entries, share, share_row, lines, line_ends, key_norms, faint,
-    tiles, tiles_row, count, start, stop, from_key, to_key, least, most,
-    of_bias, of_vectors, of_values, of_factor, of_away, apart, heads, groups, queries, keys, parts, scale,
-    D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
-    R: tl.constexpr, Q: tl.constexpr, N: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
-    FUNCTION: tl.constexpr, PRECISION: tl.constexpr, LINES: tl.constexpr, PIECES: tl.constexpr,
-    BY_HEAD: tl.constexpr,
+    q, k, v, out, lse, terms, bias_entries, vectors_entries, values_entries, factor_entries, broken, away_entries,
+    key_norms, faint, tiles, count, start, stop, from_key, to_key, least, most,
+    of_bias, of_vectors, of_values, of_factor, of_away, apart, heads, queries, keys, parts, W: tl.constexpr,
+    R: tl.constexpr, Q: tl.constexpr, N: tl.constexpr, LINES: tl.constexpr, PIECES: tl.constexpr, BY_HEAD: tl.constexpr,
 ):  # fmt: skip
     """Q queries of the heads that share keys, in R rows, and one of ``parts`` parts of the keys: its output and
     log-sum-exp, of (parts, batch, heads, queries[, V]). Blocks of keys before the first one with a score of at least
     that of the query's own key plus ``faint`` are not read, where ``key_norms`` are given."""
-    blocks, kv_heads = tl.cdiv(queries, Q), heads // groups
+    blocks, kv_heads = tl.cdiv(queries, Q), heads.heads // heads.groups
     b, i0 = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * Q
-    kv, first_head, part = tl.program_id(1).to(tl.int64), tl.program_id(1) * groups, tl.program_id(2)
-    row, d = tl.arange(0, R), tl.arange(0, BLOCK_D)
-    mine = (row // Q < groups) & (i0 + row % Q < queries)
+    kv, first_head, part = tl.program_id(1).to(tl.int64), tl.program_id(1) * heads.groups, tl.program_id(2)
+    row, d = tl.arange(0, R), tl.arange(0, W.BLOCK_D)
+    mine = (row // Q < heads.groups) & (i0 + row % Q < queries)
     # Rows that do not exist repeat others.
-    i, h = tl.minimum(i0 + row % Q, queries - 1), first_head + tl.minimum(row // Q, groups - 1)
-    at = (b * heads + h) * queries + i  # of (batch, heads, queries)
+    i, h = tl.minimum(i0 + row % Q, queries - 1), first_head + tl.minimum(row // Q, heads.groups - 1)
+    at = (b * heads.heads + h) * queries + i  # of (batch, heads, queries)
     h = h.to(tl.int64)
-    k, v = k + b * k_batch + kv * k_head, v + b * v_batch + kv * v_head
+    k_x, v_x = of_row(k, b, kv), of_row(v, b, kv)
     q_i = tl.load(
-        q + b * q_batch + (h * q_head + i.to(tl.int64) * q_row)[:, None] + d[None, :],
-        mask=(d < D)[None, :], other=0.0,
+        q.x + b * q.batch + (h * q.head + i.to(tl.int64) * q.row)[:, None] + d[None, :],
+        mask=(d < W.D)[None, :], other=0.0,
     )  # fmt: skip
     # Values per row are computed once. Branches on None are resolved at compile time.
-    x, x_scale, low, own, longest, level, slope = q_i, scale * LOG2E, None, None, None, None, None
-    if bias is not None:
-        bias += (h * bias_head)[:, None]
+    x, x_scale, low, own, longest, level, slope = q_i, heads.scale * LOG2E, None, None, None, None, None
+    bias, slopes, factor, key_clock, share, lines, line_ends = None, None, None, None, None, None, None
+    if terms.bias is not None:
+        bias = of_head(terms.bias, h, bias_entries, 1)[:, None]
         level = tl.load(bias) * LOG2E
-    if slopes is not None:
-        slopes += (h * slopes_head)[:, None]
+    if terms.slopes is not None:
+        slopes = of_head(terms.slopes, h, 2, 1)[:, None]
         slope = tl.load(slopes) * LOG2E
-    if factor is not None:
-        factor += (h * factor_head)[:, None]
-    if meeting is not None:
-        e = tl.arange(0, BLOCK_E)
-        x = tl.load(meeting + at[:, None] * E + e[None, :], mask=(e < E)[None, :], other=0.0)
+    if terms.factor is not None:
+        factor = of_head(terms.factor, h, factor_entries, 1)[:, None]
+    if terms.meeting is not None:
+        e = tl.arange(0, W.BLOCK_E)
+        x = tl.load(terms.meeting + at[:, None] * W.E + e[None, :], mask=(e < W.E)[None, :], other=0.0)
         x_scale = LOG2E
-    if vectors is not None:
-        e = tl.arange(0, BLOCK_E)
-        nearest = tl.load(vectors + (h * vectors_head)[:, None] + e[None, :], mask=(e < E)[None, :], other=0.0)
+    if terms.vectors is not None:
+        e = tl.arange(0, W.BLOCK_E)
+        lowest = of_head(terms.vectors, h, vectors_entries, W.E)[:, None]
+        nearest = tl.load(lowest + e[None, :], mask=(e < W.E)[None, :], other=0.0)
         low = tl.sum(x.to(tl.float32) * nearest, 1) * x_scale
-    if shift is not None:
-        added = tl.load(shift + h[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+    if terms.shift is not None:
+        added = tl.load(terms.shift + h[:, None] * W.D + d[None, :], mask=(d < W.D)[None, :], other=0.0)
         q_i = (q_i + added).to(q_i.dtype)
-    if query_clock is not None:
-        own = tl.load(query_clock + at)[:, None]
-        key_clock += ((b * heads + h) * keys)[:, None]
-    if lines is not None:
-        share, lines = share + (b * share_row + i)[:, None], lines + (h * (2 * LINES))[:, None]
+    if terms.query_clock is not None:
+        own = tl.load(terms.query_clock + at)[:, None]
+        key_clock = terms.key_clock + ((b * heads.heads + h) * keys)[:, None]
+    if broken.lines is not None:
+        of_share = b * broken.share.by_head * queries
+        share, lines = broken.share.x + (of_share + i)[:, None], broken.lines + (h * (2 * LINES))[:, None]
         if Q == 1:
-            line_ends += (b * share_row + i0) * (LINES - 1)
+            line_ends = broken.ends + (of_share + i0) * (LINES - 1)
             piece = tl.arange(0, PIECES)  # at least LINES
             ends = tl.load(line_ends + piece, mask=piece < LINES - 1, other=-(1 << 30))
         else:
-            line_ends += ((b * share_row + i) * (LINES - 1))[:, None]
+            line_ends = broken.ends + ((of_share + i) * (LINES - 1))[:, None]
     if key_norms is not None:
         key_norms += (b * kv_heads + kv) * keys
-        longest = tl.sqrt(tl.sum(q_i.to(tl.float32) * q_i.to(tl.float32), 1)) * (scale * LOG2E)
+        longest = tl.sqrt(tl.sum(q_i.to(tl.float32) * q_i.to(tl.float32), 1)) * (heads.scale * LOG2E)
     m_i, l_i = tl.full((R,), -float("inf"), tl.float32), tl.zeros((R,), tl.float32)
-    acc = tl.zeros((R, BLOCK_V), tl.float32)
+    acc = zeros(R, W.BLOCK_V)
     l_low = tl.zeros((R,), tl.float32)  # before the first entry of the values
-    units = groups * Q if BY_HEAD else Q
+    units = heads.groups * Q if BY_HEAD else Q
     i_pair = i[:, None]
     if Q == 1:  # the distances of a row are those of all
         i_pair = i0
     from_tile, to_tile = 0, count
     if tiles is not None:
-        from_tile, to_tile = tl.load(tiles + b * tiles_row), tl.load(tiles + b * tiles_row + 1)
+        of_tiles = tiles.x + b * tiles.by_head
+        from_tile, to_tile = tl.load(of_tiles), tl.load(of_tiles + 1)
     for n in range(from_tile, to_tile):
         if tiles is not None:
-            tile = tiles + n * 12
+            tile = tiles.x + n * 12
             start, stop, from_key, to_key = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
             least, most, of_bias, of_vectors = (
                 tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
@@ -160,9 +169,10 @@ def decode(
             there = asks & (own_j >= from_key) & (own_j < to_key)
             there = there & (own_j - i >= least) & (own_j - i <= most)
             own_k = tl.load(
-                k + own_j.to(tl.int64)[:, None] * k_row + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0
-            )
-            limit = tl.sum(q_i.to(tl.float32) * own_k.to(tl.float32), 1)[:, None] * (scale * LOG2E)
+                k_x + own_j.to(tl.int64)[:, None] * k.row + d[None, :],
+                mask=there[:, None] & (d < W.D)[None, :], other=0.0,
+            )  # fmt: skip
+            limit = tl.sum(q_i.to(tl.float32) * own_k.to(tl.float32), 1)[:, None] * (heads.scale * LOG2E)
             limit += faint * LOG2E
             if bias is not None:
                 limit += bias_at(bias, bias_entries, slopes, (own_j - i + of_bias)[:, None])
@@ -190,53 +200,61 @@ def decode(
             j = j0 + tl.arange(0, N)
             here = j < last
             pair = j[None, :] - i_pair
-            k_j, v_j = rows(k, k_row, j0, here, D, N, BLOCK_D), rows(v, v_row, j0, here, V, N, BLOCK_V)
-            s = product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E)
-            if FUNCTION != 0:
+            k_j = rows(k_x, k.row, j0, here, W.D, N, W.BLOCK_D)
+            v_j = rows(v_x, v.row, j0, here, W.V, N, W.BLOCK_V)
+            s = product(q_i, tl.trans(k_j), W.PRECISION) * (heads.scale * LOG2E)
+            if W.FUNCTION != 0:
                 c = number(factor, factor_entries, pair + of_factor)
-            if FUNCTION == 1:
+            if W.FUNCTION == 1:
                 s = relu(s) * c
-            if vectors is not None:
+            if terms.vectors is not None:
                 if j0 + N - 1 - i_low + of_vectors > 0:
                     for u in range(units):
-                        whose, a, table = unit(u, row, vectors, vectors_head, first_head, Q, BY_HEAD)
-                        near = entries_from(table, vectors_entries, j0 - i0 - a + of_vectors, E, N, BLOCK_E).to(x.dtype)
-                        s += tl.where(whose[:, None], product(x, tl.trans(near), PRECISION) * x_scale, 0.0)
+                        size = vectors_entries * W.E
+                        whose, a, table = unit(u, row, terms.vectors, size, first_head, Q, BY_HEAD)
+                        from_ = j0 - i0 - a + of_vectors
+                        near = entries_from(table, vectors_entries, from_, W.E, N, W.BLOCK_E).to(x.dtype)
+                        s += tl.where(whose[:, None], product(x, tl.trans(near), W.PRECISION) * x_scale, 0.0)
                 else:
                     s += low[:, None]
             s = placed(
                 s, pair + of_bias, j0 + N - 1 - i_low + of_bias, j, here, own, key_clock,
                 bias, bias_entries, slopes, level, slope,
             )  # fmt: skip
-            if lines is not None:
+            if broken.lines is not None:
                 far, first_piece, last_piece = pair + of_away, 0, LINES - 1
                 if Q == 1:
                     nearest = j0 + N - 1 - i0 + of_away
                     first_piece = tl.sum((nearest < ends).to(tl.int32), 0)
                     last_piece = tl.sum((nearest - (N - 1) < ends).to(tl.int32), 0)
-                s = lined(s, number(away, away_entries, far), far, first_piece, last_piece, share, lines, line_ends)
-            if FUNCTION == 2:
+                away = number(broken.away, away_entries, far)
+                s = lined(s, away, far, first_piece, last_piece, share, lines, line_ends)
+            if W.FUNCTION == 2:
                 s = relu(s) * c
             seen = asks[:, None] & here[None, :] & (pair >= least) & (pair <= most)
             p, m_i, l_i, fade = weigh(tl.where(seen, s, -float("inf")), 1.0, 0.0, m_i, l_i)
-            acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
-            if values is not None:
+            acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, W.PRECISION)
+            if terms.value_vectors is not None:
                 l_low = l_low * fade
                 if j0 + N - 1 - i_low + of_values > 0:
                     for u in range(units):
-                        whose, a, table = unit(u, row, values, values_head, first_head, Q, BY_HEAD)
-                        near = entries_from(table, values_entries, j0 - i0 - a + of_values, V, N, BLOCK_V).to(v_j.dtype)
-                        acc += product(tl.where(whose[:, None], p, 0.0).to(v_j.dtype), near, PRECISION)
+                        whose, a, table = unit(
+                            u, row, terms.value_vectors, values_entries * W.V, first_head, Q, BY_HEAD
+                        )
+                        from_ = j0 - i0 - a + of_values
+                        near = entries_from(table, values_entries, from_, W.V, N, W.BLOCK_V).to(v_j.dtype)
+                        acc += product(tl.where(whose[:, None], p, 0.0).to(v_j.dtype), near, W.PRECISION)
                 else:
                     l_low += tl.sum(p, 1)
-    d = tl.arange(0, BLOCK_V)
-    if values is not None:
-        nearest = tl.load(values + (h * values_head)[:, None] + d[None, :], mask=(d < V)[None, :], other=0.0)
+    d = tl.arange(0, W.BLOCK_V)
+    if terms.value_vectors is not None:
+        lowest = of_head(terms.value_vectors, h, values_entries, W.V)[:, None]
+        nearest = tl.load(lowest + d[None, :], mask=(d < W.V)[None, :], other=0.0)
         acc += l_low[:, None] * nearest
     l_safe = tl.where(l_i == 0, 1.0, l_i)  # rows that see nothing give zeros
-    at += part * (tl.num_programs(0) // blocks).to(tl.int64) * heads * queries
-    here = mine[:, None] & (d < V)[None, :]
-    tl.store(out + at[:, None] * V + d[None, :], (acc / l_safe[:, None]).to(out.dtype.element_ty), mask=here)
+    at += part * (tl.num_programs(0) // blocks).to(tl.int64) * heads.heads * queries
+    here = mine[:, None] & (d < W.V)[None, :]
+    tl.store(out + at[:, None] * W.V + d[None, :], (acc / l_safe[:, None]).to(out.dtype.element_ty), mask=here)
     tl.store(lse + at, tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_safe)) * LN2), mask=mine)
 
 

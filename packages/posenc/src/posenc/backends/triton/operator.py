@@ -4,43 +4,46 @@
 
 import functools
 import importlib
-import itertools
 import os
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from posenc import compat
-from posenc.backends.blockwise import POSSIBLE, KernelLayout, custom_operator
+from posenc.backends.blockwise import KernelLayout, custom_operator
 from posenc.backends.call import FEW_QUERIES
-from posenc.backends.triton.tasks import (
-    ANY,
-    KEPT,
-    LOWS,
-    SPAN,
-    TABLES,
-    Counted,
-    Numbers,
-    Tasks,
-    counted,
-    of_neighbours,
-    on_device,
-    tasks_of,
+from posenc.backends.fitting import run_first_fitting
+from posenc.backends.triton.arguments import (
+    PRECISIONS,
+    TERMS,
+    BrokenLines,
+    Heads,
+    Incoming,
+    KeyBounds,
+    Pasts,
+    QueryBounds,
+    RowGradients,
+    Rows,
+    Table,
+    Terms,
+    Widths,
+    Work,
 )
+from posenc.backends.triton.tasks import LOWS, SPAN, TABLES, TILE, Tasks, places_of, row_tiles_of, tasks_of
 from posenc.encoding.pieces import skip_threshold
-from posenc.positions.tiles import Tile, Tiling
 
 GRID = 65_535  # the maximum of the second and third dimension of a grid on CUDA
 SMALLEST = 16  # the minimum size of tl.dot
+OLDEST = (3, 5)  # whose kernels take structures; that of torch 2.9
 WINDOWED = ("vectors", "values")  # tables whose near pairs have kernels of their own
-OTHERS = ("meeting", "shift", "query_clock", "key_clock")  # inputs other than tables
 
-Tensors: TypeAlias = dict[str, Any]  # those of a kernel by name, None, or a stride
+Tensors: TypeAlias = dict[str, Any]  # by name, or None
 
 
-class Sizes(NamedTuple):
+class BlockSizes(NamedTuple):
     """The blocks of kernels: ``long`` tokens of a program against blocks of ``short``, by so many warps, the next
     ``stages - 1`` blocks loaded ahead; near pairs with vectors in squares. ``long`` is a multiple of ``square``. A
     thread of a block of queries has at most so many ``registers``, if that is not None, so that more programs run side
@@ -55,33 +58,39 @@ class Sizes(NamedTuple):
 
 
 LONG = 128  # the most tokens of a program
-# The first that fits on the device is used, and remembered by what is run there.
-NARROW = (Sizes(64, 64, 64, 4, 3, 168), Sizes(64, 32, 32, 4, 2), Sizes(32, 16, 16, 4, 2), Sizes(16, 16, 16, 4, 1))
-WIDE = (Sizes(128, 64, 64, 8, 3), Sizes(128, 64, 64, 8, 2), *NARROW[1:])
-WIDE_FORWARD = (Sizes(64, 64, 64, 4, 3), *WIDE)
+# The first that fits on the device is used.
+NARROW = (
+    BlockSizes(64, 64, 64, 4, 3, 168),
+    BlockSizes(64, 32, 32, 4, 2),
+    BlockSizes(32, 16, 16, 4, 2),
+    BlockSizes(16, 16, 16, 4, 1),
+)
+WIDE = (BlockSizes(128, 64, 64, 8, 3), BlockSizes(128, 64, 64, 8, 2), *NARROW[1:])
+WIDE_FORWARD = (BlockSizes(64, 64, 64, 4, 3), *WIDE)
 WIDEST = 256  # the maximum number of channels, which must fit into shared memory with a block of scores
 
 
-def sizes_of(width: int, is_forward: bool) -> tuple[Sizes, ...]:
+def sizes_of(width: int, is_forward: bool) -> tuple[BlockSizes, ...]:
     """The sizes to try, of heads with so many channels."""
     if width <= 64:
         return NARROW
     return WIDE_FORWARD if is_forward and width <= 128 else WIDE
 
 
-def squares_of(name: str, given: Container[str], width: int) -> dict[str, int]:
+def squares_of(name: str, terms: Container[str], width: int) -> dict[str, int]:
     """How a kernel of squares is launched. Gradients have so many products that four warps lack registers, with values
     by distance or wide heads."""
-    most = 128 if name == "forward_near" else 64 if "values" not in given else 0
-    return {"num_warps": 4 if "vectors" in given and width <= most else 8, "num_stages": 1}
+    most = 128 if name == "forward_near" else 64 if "values" not in terms else 0
+    return {"num_warps": 4 if "vectors" in terms and width <= most else 8, "num_stages": 1}
 
 
 def block_of(width: int) -> int:
     """The number of channels that kernels compute with."""
-    return max(SMALLEST, 1 << (width - 1).bit_length())
+    return max(SMALLEST, _up(width))
 
 
-_FITTING: dict[tuple[object, ...], int] = {}
+def _up(n: int) -> int:
+    return 1 << (n - 1).bit_length()
 
 
 def is_interpreted() -> bool:
@@ -92,10 +101,10 @@ def is_interpreted() -> bool:
 def missing() -> str | None:
     """Why the kernels cannot run in this process; None if they can."""
     try:
-        language = importlib.import_module("triton.language")
+        version = str(importlib.import_module("triton").__version__)
     except ImportError:
         return "Triton is not installed"
-    return None if hasattr(language, "gather") else "it needs Triton 3.2 or later"
+    return None if tuple(map(int, version.split(".")[:2])) >= OLDEST else f"it needs Triton 3.5 or later, got {version}"
 
 
 def too_many(batch: int, heads: int) -> str:
@@ -119,138 +128,489 @@ def out_of_resources() -> type[Exception]:
     return error
 
 
-def _readable(x: Tensor) -> Tensor:
-    """A tensor whose channels are side by side, and the rows of a block so near that 32 bits say how far."""
-    return x if x.stride(-1) == 1 and x.stride(-2) * LONG < 2**31 else x.contiguous()
+def _is_readable(x: Tensor) -> bool:
+    """Whether channels are side by side, and the rows of a block so near that 32 bits say how far."""
+    return x.stride(-1) == 1 and x.stride(-2) * LONG < 2**31
 
 
 class Launch:
-    """The arguments of a call that all kernels share, and their launch."""
+    """A kernel, its grid, and the arguments that calls of a plan have in common.
+
+    Triton looks at every argument of a launch, to find what it has compiled for such ones. Where these differ from an
+    earlier launch in tensors alone, and all of them are aligned alike, that is known already, and is called instead."""
+
+    def __init__(self, name: str, grid: tuple[int, ...], arguments: Mapping[str, Any], **options: Any) -> None:
+        self.kernel, self.grid = kernel_of(name), (*grid, 1, 1)[:3]
+        # A part of the arguments; all of what tests put in a kernel's place.
+        self.parameters: Sequence[str] | None = getattr(self.kernel, "arg_names", None)
+        self.arguments = dict(arguments)
+        if torch.version.hip is not None:  # which has no such limit
+            options.pop("maxnreg", None)
+        # Multiplications and additions are fused, which from Triton 3.10 on is no default.
+        self.options = options | {"enable_fp_fusion": True}
+        self.compiled: Callable[..., None] | None = None
+
+    def __call__(self, is_aligned: bool, tensors: Tensors) -> None:
+        """Starts it with these in place of tensors of other calls."""
+        arguments = self.arguments | tensors
+        if self.parameters is not None:
+            if is_aligned and self.compiled is not None:
+                self.compiled(*map(arguments.__getitem__, self.parameters))
+                return
+            arguments = {name: arguments[name] for name in self.parameters}
+        compiled = self.kernel[self.grid](**arguments, **self.options)
+        if is_aligned and type(compiled).__name__ == "CompiledKernel":  # the interpreter returns None
+            self.compiled = compiled[self.grid]
+
+
+class Inputs(NamedTuple):
+    """What changes from call to call: arguments of kernels by name, the tensors of terms, and whether the addresses of
+    all tensors are multiples of 16, as those of new ones are."""
+
+    tensors: Tensors
+    terms: Mapping[str, Tensor]
+    is_aligned: bool
+
+    @property
+    def query(self) -> Tensor:
+        """That of the call."""
+        query: Tensor = self.tensors["q"].x
+        return query
+
+
+class Kernels:
+    """The kernels for calls of these shapes and strides: what is launched with which numbers is found in the first."""
 
     def __init__(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        given: dict[str, Tensor],
+        tensors: Sequence[Tensor],
+        terms: Mapping[str, Tensor],
         form: KernelLayout,
         scale: float,
         tiling: Sequence[int],
         skip_below: float,
         own: int,
     ) -> None:
+        query, key, value = tensors
         if max(query.shape[:2]) > GRID:
             raise ValueError(f"backend 'triton' cannot run this: {too_many(*query.shape[:2])}")
-        self.query, self.key, self.value = (_readable(x) for x in (query, key, value))
-        self.given = {
-            name: x.contiguous().to(query.dtype) if name in ("meeting", *WINDOWED) else x.contiguous()
-            for name, x in given.items()
-        }
-        self.scale, self.form, self.tiling = scale, form, tuple(tiling)
-        self.skip_below, self.own = skip_below, own
-        self.counted: list[Counted] = []
-        known, is_last = form.function
-        vectors = self.given.get("vectors")
-        widths = {"D": query.size(-1), "V": value.size(-1), "E": SMALLEST if vectors is None else vectors.size(-1)}
-        blocks = {f"BLOCK_{name}": block_of(width) for name, width in widths.items()}
+        (self.batch, self.heads, self.queries), (self.kv_heads, self.keys) = query.shape[:3], key.shape[1:3]
+        self.device, self.dtype, self.names = query.device, query.dtype, tuple(sorted(terms))
+        self.form, self.tiling, self.skip_below, self.own = form, tuple(tiling), skip_below, own
+        vectors = terms.get("vectors")
+        widths = query.size(-1), value.size(-1), SMALLEST if vectors is None else vectors.size(-1)
+        blocks = block_of(widths[0]), block_of(widths[1]), block_of(widths[2])
         # TF32 only if PyTorch's matrix products may use it.
         precision = "tf32" if query.dtype == torch.float32 and compat.multiplies_in_tf32() else "ieee"
         precision = "exact" if is_interpreted() else precision
-        self.known: dict[str, Any] = {**widths, **blocks, "FUNCTION": known * (1 + is_last), "PRECISION": precision}
-        self.is_windowed = any(name in self.given for name in WINDOWED)
-        widest = max(x for name, x in blocks.items() if name != "BLOCK_E" or vectors is not None)
+        known, is_last = form.function
+        self.widths = Widths(*widths, *blocks, known * (1 + is_last), PRECISIONS.index(precision))
+        self.scale, self.is_windowed = scale, any(name in terms for name in WINDOWED)
+        widest = max(blocks if vectors is not None else blocks[:2])
         self.channels = widest if query.element_size() < 4 else WIDEST  # products of float32 take more registers
-        self.shared = self._shared()
-
-    def _shared(self) -> dict[str, Any]:
-        heads, queries = self.query.shape[1:3]
-        given: dict[str, Any] = {"heads": heads, "groups": heads // self.key.size(1), "scale": self.scale}
-        given |= {"queries": queries, "keys": self.key.size(2)}
-        for short, x in (("q", self.query), ("k", self.key), ("v", self.value)):
-            strides = zip(("batch", "head", "row"), x.stride()[:3], strict=True)
-            given |= {short: x, **{f"{short}_{of}": stride for of, stride in strides}}
-        for table in (*TABLES, "slopes"):
-            entries = self.given.get(table)
-            given[table] = entries
-            given[f"{table}_head"] = 0 if entries is None or entries.size(0) == 1 else entries.size(1)
-            if table != "slopes":
-                given[f"{table}_entries"] = 0 if entries is None else entries.size(1)
-        return given | {other: self.given.get(other) for other in OTHERS}
+        self.entries = {f"{name}_entries": terms[name].size(1) if name in terms else 0 for name in TABLES}
+        self.shared: Tensors = {
+            "heads": Heads(self.heads, self.heads // self.kv_heads, scale),
+            "queries": self.queries,
+            "keys": self.keys,
+            "W": self.widths,
+            "blocks": 0,
+            "past": self.batch * self.heads * self.queries,
+        }
+        self.lows = {name: form.lows[at] for name, at in zip(TABLES, LOWS, strict=True) if name in terms}
+        self.of_blocks: dict[int, Tasks] = {}
+        self.launches: dict[Any, Launch] = {}
+        self.sizes: dict[str, BlockSizes] = {}
 
     def tasks(self, block: int) -> Tasks:
         """The tasks of programs with so many tokens."""
-        return tasks_of(self.tiling, tuple(self.form.lows), self.query.size(0), block, self.query.device)
+        found = self.of_blocks.get(block)
+        if found is None:
+            found = tasks_of(self.tiling, tuple(self.form.lows), self.batch, block, self.device)
+            self.of_blocks[block] = found
+        return found
 
-    def start(self, name: str, grid: tuple[int, ...], **given: Any) -> None:
-        """Starts a kernel. Multiplications and additions are fused, which from Triton 3.10 on is no default."""
-        if torch.version.hip is not None:  # which has no such limit
-            given.pop("maxnreg", None)
-        kernel_of(name)[grid](**given, enable_fp_fusion=True)
+    def inputs(self, tensors: Sequence[Tensor], terms: Mapping[str, Tensor]) -> Inputs:
+        """Those of a call."""
+        q, k, v = (Rows(x, *x.stride()[:3]) for x in tensors)
+        is_aligned = not any(x.data_ptr() % 16 for x in (*tensors, *terms.values()))
+        return Inputs({"q": q, "k": k, "v": v, "terms": terms_of(terms)}, terms, is_aligned)
 
-    def run(self, name: str, tasks: Tasks, side: int, sizes: Sizes, made: Tensors, times: int = 1) -> None:
+    def start(
+        self,
+        name: str,
+        key: Any,
+        inputs: Inputs,
+        tensors: Tensors,
+        prepare: Callable[[], tuple[tuple[int, ...], Tensors, dict[str, Any]]],
+    ) -> None:
+        """Starts a kernel. The first time, for this key, ``prepare`` gives its grid, its arguments and its options."""
+        launch = self.launches.get((name, key))
+        if launch is None:
+            grid, arguments, options = prepare()
+            launch = self.launches[(name, key)] = Launch(name, grid, arguments, **options)
+        launch(inputs.is_aligned, tensors)
+
+    def run(
+        self, name: str, side: int, sizes: BlockSizes, inputs: Inputs, counted: Tensor | None, tensors: Tensors
+    ) -> None:
         """Runs a kernel over blocks of queries (side 0) or keys (side 1)."""
-        work: dict[str, Any] = {"tasks": tasks.tasks[side], "tiles": tasks.tiles[side]}
-        blocks = {"M": sizes.long, "N": sizes.short} if side == 0 else {"M": sizes.short, "N": sizes.long}
-        how: dict[str, Any] = {"num_warps": sizes.warps, "num_stages": sizes.stages}
-        if name.endswith("_near"):
-            blocks["B"], how = sizes.square, squares_of(name, self.given, self.channels)
-        else:
-            work["HAS_RIGHT"] = self.has_right(tasks)
-            # Lookups in tables would be loaded ahead too, a number for each pair.
-            blocks["NEAR_STAGES"] = 1 if self.looks_up or (side and self.channels <= 64) else sizes.stages
-            if sizes.registers and not side:
-                how["maxnreg"] = sizes.registers
-        grid = (work["tasks"].size(0) * times, self.query.size(1) if side == 0 else self.key.size(1), tasks.rows)
-        self.start(name, grid, **self.pairs, **work, **self.counted[side], **made, **self.known, **blocks, **how)
+        tasks = self.tasks(sizes.long)
+        is_near = name.endswith("_near")
+
+        def prepare() -> tuple[tuple[int, ...], Tensors, dict[str, Any]]:
+            arguments = self.shared | self.pair_entries
+            arguments |= {"M": sizes.long, "N": sizes.short} if side == 0 else {"M": sizes.short, "N": sizes.long}
+            options: dict[str, Any] = {"num_warps": sizes.warps, "num_stages": sizes.stages}
+            if is_near:
+                arguments["B"], options = sizes.square, squares_of(name, self.names, self.channels)
+            else:
+                arguments["HAS_RIGHT"] = self._has_right(tasks)
+                # Lookups in tables would be loaded ahead too, a number for each pair.
+                looks_up = self.entries["bias_entries"] > 1 or "factor" in self.names
+                arguments["NEAR_STAGES"] = 1 if looks_up or (side and self.channels <= 64) else sizes.stages
+                if sizes.registers and not side:
+                    options["maxnreg"] = sizes.registers
+            arguments["blocks"] = 0 if counted is None else counted.size(2)
+            times = sizes.long // sizes.square if is_near else 1
+            heads = self.heads if side == 0 else self.kv_heads
+            return (tasks.tasks[side].size(0) * times, heads, tasks.rows), arguments, options
+
+        work = Work(tasks.tasks[side], tasks.tiles[side], counted)
+        self.start(name, sizes, inputs, {**inputs.tensors, "work": work, **tensors}, prepare)
 
     @property
-    def pairs(self) -> dict[str, Any]:
-        """The shared arguments of kernels of all pairs: a table of one entry has None of them (`last_of`)."""
-        return self.shared | ({} if self.shared["bias_entries"] > 1 else {"bias_entries": None})
+    def pair_entries(self) -> dict[str, int | None]:
+        """The entries of tables for kernels of all pairs: a bias of one entry has None of them (`last_of`)."""
+        return self.entries | ({} if self.entries["bias_entries"] > 1 else {"bias_entries": None})
 
-    @property
-    def looks_up(self) -> bool:
-        """Whether near pairs have a number of their own in a table."""
-        return self.shared["bias_entries"] > 1 or "factor" in self.given
-
-    def has_right(self, tasks: Tasks) -> bool:
+    def _has_right(self, tasks: Tasks) -> bool:
         """Whether any pair is to the right of all tables."""
-        past = [low + self.given[name].size(1) for name, low in self.lows.items()]
+        past = [low + self.entries[f"{name}_entries"] for name, low in self.lows.items()]
         return bool(past) and tasks.furthest >= max(past)
 
-    @property
-    def lows(self) -> dict[str, int]:
-        """The distance of the first entry of each table."""
-        return {name: self.form.lows[at] for name, at in zip(TABLES, LOWS, strict=True) if name in self.given}
+    def _fitting(self, kernels: str, sizes: Sequence[BlockSizes], run: Callable[[BlockSizes], Any]) -> Any:
+        """What ``run`` returns with the largest sizes that fit on the device."""
+        if kernels in self.sizes:
+            return run(self.sizes[kernels])
+        kind = "triton", kernels, self.device, self.dtype, self.names, self.widths
+        error = out_of_resources()
+        self.sizes[kernels], found = run_first_fitting(kind, sizes, run, lambda raised: isinstance(raised, error))
+        return found
 
-    def fitting(self, kernels: str, run: Callable[[Sizes], Any], lse: Tensor | None = None) -> Any:
-        """What ``run`` returns with the largest sizes that fit on the device. Those that do not are tried once for
-        ``kernels`` of a device, dtype, inputs and widths. Keys that do not count are left out; the backward pass knows
-        the log-sum-exp."""
-        widths, sizes = tuple(self.known.values()), sizes_of(self.channels, lse is None)
-        asked = (kernels, self.query.device, self.query.dtype, tuple(sorted(self.given)), widths)
-        with torch.cuda.device_of(self.query):
-            self.counted = counted(self, (0,) if lse is None else (0, 1), lse)
-            for n in range(_FITTING.get(asked, 0), len(sizes)):
-                try:
-                    found = run(sizes[n])
-                except out_of_resources():
-                    if n + 1 == len(sizes):
-                        raise
-                else:
-                    _FITTING[asked] = n
-                    return found
-        raise AssertionError
+    # -- which blocks count -------------------------------------------------------------------------------------------
+
+    def counted(self, inputs: Inputs, sides: tuple[int, ...], lse: Tensor | None = None) -> list[Tensor | None]:
+        """For blocks of queries (side 0) and of keys (side 1), the first token and the one after the last of the other
+        side, that may have more than ``skip_below`` of a row's weight, (batch, heads, blocks, 2) int32; None for all.
+        Does not synchronize a device.
+
+        Without the log-sum-exp, each query must attend to its own key. A function of the score has no bound."""
+        has_least = lse is not None or self.own >= 0
+        if self.skip_below <= 0 or self.keys < FEWEST_KEYS or self.widths.FUNCTION or not has_least:
+            return [None for _ in sides]
+        terms = inputs.terms
+        has_bias, is_clocked = "bias" in terms, "query_clock" in terms
+        places = self._places if has_bias else None
+        if has_bias and places is None:
+            return [None for _ in sides]
+        query, blocks = inputs.query, (-(-self.queries // SPAN), -(-self.keys // SPAN))
+
+        def bounds(heads: int, count: int, is_there: bool = True, dtype: torch.dtype = torch.float32) -> Any:
+            return query.new_empty((self.batch, heads, count), dtype=dtype) if is_there else None
+
+        of_queries = QueryBounds(
+            bounds(self.heads, blocks[0]),
+            bounds(self.heads, blocks[0], "vectors" in terms),
+            bounds(self.heads, blocks[0], is_clocked, torch.float64),
+            bounds(self.heads, blocks[0]),
+        )
+        of_keys = KeyBounds(bounds(self.kv_heads, blocks[1]), bounds(self.heads, blocks[1], is_clocked, torch.float64))
+        longest = None
+        if "vectors" in terms:
+            longest = torch.linalg.vector_norm(terms["vectors"], dim=-1, dtype=torch.float32).amax(-1)
+            longest = longest.expand(self.heads).contiguous()  # which the kernel reads without a stride
+        highest = None
+        if has_bias:
+            highest = terms["highest"] if "highest" in terms else highest_of(terms)
+        grids = [(blocks[0], self.heads, self.batch), (blocks[1], self.kv_heads, self.batch)]
+        q, k, tables = (inputs.tensors[name] for name in ("q", "k", "terms"))
+        tensors: Tensors = {"q": q, "k": k, "terms": tables, "lse": lse, "longest": longest, "bounds": of_queries}
+        prepare = functools.partial(self._prepare_bounds, blocks)
+        self.start("bounds_queries", lse is None, inputs, tensors, functools.partial(prepare, grids[0]))
+        tensors = {"k": k, "key_clock": tables.key_clock, "bounds": of_keys}
+        self.start("bounds_keys", None, inputs, tensors, functools.partial(prepare, grids[1]))
+        place_q, place_k = places or (None, None)
+        tensors = {"of_queries": of_queries, "of_keys": of_keys, "place_q": place_q, "place_k": place_k}
+        tensors |= {"bias": tables.bias, "slopes": tables.slopes, "highest": table_of(highest)}
+        counted: list[Tensor | None] = []
+        for side in sides:
+            of_side = query.new_empty((self.batch, self.heads, blocks[side], 2), dtype=torch.int32)
+            grid = blocks[side], self.heads, self.batch
+            tensors["counted"] = of_side
+            self.start("bounds_counted", side, inputs, tensors, functools.partial(prepare, grid, side == 1))
+            counted.append(of_side)
+        return counted
+
+    def _prepare_bounds(
+        self, blocks: tuple[int, int], grid: tuple[int, ...], of_keys: bool = False
+    ) -> tuple[tuple[int, ...], Tensors, dict[str, Any]]:
+        arguments = self.shared | self.entries | {"own": self.own, "low": self.lows.get("bias", 0), "SPAN": SPAN}
+        arguments |= {"blocks_q": blocks[0], "blocks_k": blocks[1], "C": AT_ONCE, "OF_KEYS": of_keys}
+        arguments |= {"threshold": skip_threshold(self.skip_below, self.keys)}
+        return grid, arguments, {"num_warps": 4}
+
+    @functools.cached_property
+    def _places(self) -> tuple[Table, Table] | None:
+        """The coordinates of blocks of queries and keys, if they are known."""
+        places = places_of(self.tiling, self.queries, self.keys, self.device)
+        if places is None:
+            return None
+        query, key = (Table(x, int(x.size(0) > 1)) for x in (places.query, places.key))
+        return query, key
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(self, tensors: Sequence[Tensor], terms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp."""
+        inputs = self.inputs(tensors, terms)
+        with torch.cuda.device_of(tensors[0]):
+            if self.queries < FEW_QUERIES:
+                return self.split(inputs)
+            (counted,) = self.counted(inputs, (0,))
+            run = functools.partial(self._forward, inputs, counted)
+            found: tuple[Tensor, Tensor] = self._fitting("forward", sizes_of(self.channels, True), run)
+        return found
+
+    def _forward(self, inputs: Inputs, counted: Tensor | None, sizes: BlockSizes) -> tuple[Tensor, Tensor]:
+        tasks, query = self.tasks(sizes.long), inputs.query
+        is_whole = tasks.covers(0, query)
+        out = blank(query, is_whole, (*query.shape[:3], self.widths.V))
+        lse = query.new_empty(query.shape[:3], dtype=torch.float32)
+        if not is_whole:
+            lse.fill_(-torch.inf)
+        if not tasks.is_empty:
+            far = torch.empty_like(out, dtype=torch.float32) if self.is_windowed else out
+            self.run("forward", 0, sizes, inputs, counted, {"out": far, "lse": lse})
+            if self.is_windowed:
+                self.run("forward_near", 0, sizes, inputs, counted, {"far": far, "out": out, "lse": lse})
+        return out, lse
+
+    # -- few queries --------------------------------------------------------------------------------------------------
+
+    def split(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a call with few queries."""
+        query, terms, widths = inputs.query, inputs.terms, self.widths
+        parts, prepare = self._splitting
+        out = query.new_empty((self.batch, self.heads, self.queries, widths.V))
+        lse = query.new_empty((self.batch, self.heads, self.queries), dtype=torch.float32)
+        some, some_lse = out, lse
+        if parts > 1:
+            some, some_lse = (lse.new_empty((parts, *x.shape)) for x in (out, lse))
+        broken = BrokenLines(*(terms.get(name) for name in BrokenLines._fields))
+        if broken.share is not None:
+            broken = broken._replace(share=table_of(broken.share))
+        skips = self.skip_below > 0 and not widths.FUNCTION and terms.keys().isdisjoint(UNBOUNDED)
+        norms = terms.get("key_norms") if skips else None
+        tensors = {**inputs.tensors, "out": some, "lse": some_lse, "broken": broken, "key_norms": norms}
+        self.start("decode", None, inputs, tensors, functools.partial(prepare, terms, skips))
+        if parts > 1:
+            merged = {"partial": some, "partial_lse": some_lse, "out": out, "lse": lse}
+            numbers = {"parts": parts, "count": lse.numel(), "V": widths.V, "BLOCK_V": widths.BLOCK_V}
+            numbers |= {"PARTS": _up(parts), "STEP": 16}
+            self.start("decode_merge", None, inputs, merged, lambda: ((lse.numel(),), numbers, {"num_warps": 4}))
+        return out, lse
+
+    @functools.cached_property
+    def _splitting(self) -> tuple[int, Callable[..., Any]]:
+        """The number of parts, and what `start` prepares the launch with."""
+        groups, widths = self.heads // self.kv_heads, self.widths
+        of_program = min(_up(self.queries), 1 << max(1, ROWS // groups).bit_length() - 1)
+        rows = max(16, _up(groups * of_program))
+        blocks = -(-self.queries // of_program)
+        config = next(config for name, config in SPLITS.items() if not name or name in self.names)
+        parts = max(1, min(config.programs // (self.batch * blocks * self.kv_heads), -(-self.keys // LEAST)))
+        numbers = rows * widths.BLOCK_V
+
+        def prepare(terms: Mapping[str, Tensor], skips: bool) -> tuple[tuple[int, ...], Tensors, dict[str, Any]]:
+            lines, size = terms.get("lines"), self.dtype.itemsize
+            tiles = row_tiles_of(self.tiling, tuple(self.form.lows), self.batch, self.device)
+            arguments = self.shared | self.entries | dict(zip(TILE, tiles.tile, strict=True))
+            arguments |= {
+                "away_entries": terms["away"].size(1) if "away" in terms else 0,
+                "faint": skip_threshold(self.skip_below, self.keys) if skips else 0.0,
+                "tiles": None if tiles.numbers is None else Table(tiles.numbers, tiles.by_row),
+                "count": tiles.count,
+                "parts": parts,
+                "R": rows,
+                "Q": of_program,
+                "N": max(16, min(64, config.bytes // (max(widths.BLOCK_D, widths.BLOCK_V) * size))),
+                "LINES": 1 if lines is None else lines.size(1),
+                "PIECES": 16 if lines is None else _up(lines.size(1)),
+                "BY_HEAD": any(name in terms and terms[name].size(0) > 1 for name in WINDOWED),
+            }
+            registers = config.registers if numbers * size <= SMALL else REGISTERS
+            options = {"num_warps": min(8, max(4, numbers // 2**10)), "num_stages": config.stages}
+            return (self.batch * blocks, self.kv_heads, parts), arguments, options | {"maxnreg": registers}
+
+        return parts, prepare
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        dout: Tensor,
+        dlse: Tensor | None,
+        tensors: Sequence[Tensor],
+        out: Tensor,
+        lse: Tensor,
+        terms: Mapping[str, Tensor],
+        wanted: Sequence[str],
+    ) -> Tensors:
+        """The gradients by name, "q", "k" and "v" among them. ``dout``, ``out`` and ``lse`` are contiguous."""
+        inputs = self.inputs(tensors, terms)
+        rows: Tensors = {"out": out, "dout": dout, "lse": lse, "dlse": None if dlse is None else dlse.contiguous()}
+        is_aligned = inputs.is_aligned and not any(x.data_ptr() % 16 for x in rows.values() if x is not None)
+        inputs = inputs._replace(is_aligned=is_aligned)
+        with torch.cuda.device_of(dout):
+            rows["delta"] = delta = torch.empty_like(lse)
+            numbers = {"count": lse.numel(), "V": self.widths.V, "BLOCK_V": self.widths.BLOCK_V, "ROWS": LONG}
+            grid = (-(-lse.numel() // LONG),)
+            self.start("backward_deltas", dlse is None, inputs, rows, lambda: (grid, numbers, {"num_warps": 4}))
+            inputs.tensors["incoming"] = Incoming(dout, lse, delta)
+            counted = self.counted(inputs, (0, 1), lse)
+            run = functools.partial(self._backward, inputs, wanted, counted)
+            found: Tensors = self._fitting(f"backward {' '.join(wanted)}", sizes_of(self.channels, False), run)
+        return found
+
+    def _backward(
+        self, inputs: Inputs, wanted: Sequence[str], counted: Sequence[Tensor | None], sizes: BlockSizes
+    ) -> Tensors:
+        terms, tasks = inputs.terms, self.tasks(sizes.long)
+        tensors = {name: inputs.tensors[name].x for name in ("q", "k", "v")}
+        query = tensors["q"]
+        wholes = {name: tasks.covers(int(name != "q"), x) for name, x in tensors.items()}
+        found: Tensors = {name: blank(x, wholes[name], x.shape) for name, x in tensors.items()}
+        if tasks.is_empty:
+            return found | {name: torch.zeros_like(terms[name], dtype=torch.float32) for name in wanted}
+
+        def of_rows(like: Tensor | None, *shape: int) -> Tensor | None:
+            return None if like is None else blank(query, wholes["q"], shape or like.shape, torch.float32)
+
+        def of_ends(is_there: bool) -> Tensor | None:
+            return of_rows(query, 2, *query.shape[:3]) if is_there else None
+
+        learned = {name: terms[name] for name in wanted}
+        met_ends, out_ends = of_ends("vectors" in terms), of_ends("values" in terms)
+        pasts = Pasts(*(of_ends(name in learned) for name in TERMS[:5]))
+        stored = torch.float32 if self.is_windowed else query.dtype
+        far = {
+            name: found[name] if x.dtype == stored else blank(x, wholes[name], x.shape, stored)
+            for name, x in tensors.items()
+        }
+        is_clocked = not learned.keys().isdisjoint(("query_clock", "key_clock"))
+        d_query_clock = of_rows(terms["query_clock"] if is_clocked else None)
+        d_key_clock = torch.zeros_like(terms["key_clock"], dtype=torch.float32) if is_clocked else None
+        shifts: list[Tensor] = []
+
+        def of_queries(query_gradient: Tensor, times: int) -> RowGradients:
+            if "shift" in learned:
+                count = tasks.tasks[0].size(0) * times * tasks.rows
+                shifts.append(query.new_zeros((count, self.heads, self.widths.D), dtype=torch.float32))
+            return RowGradients(query_gradient, d_meeting, shifts[-1] if shifts else None, d_query_clock)
+
+        d_meeting = of_rows(learned.get("meeting"))
+        on_queries: Tensors = {"gradients": of_queries(far["q"], 1), "pasts": pasts}
+        on_keys: Tensors = {"dk": far["k"], "dv": far["v"], "d_key_clock": d_key_clock}
+        ends = {"met_ends": met_ends, "out_ends": out_ends}
+        self.run("backward_queries", 0, sizes, inputs, counted[0], {**on_queries, **ends})
+        self.run("backward_keys", 1, sizes, inputs, counted[1], {**on_keys, **ends})
+        if self.is_windowed:
+            near = {"far": far["q"], "gradients": of_queries(found["q"], sizes.long // sizes.square), "pasts": pasts}
+            self.run("backward_queries_near", 0, sizes, inputs, counted[0], near)
+            near = {
+                "far_k": far["k"],
+                "far_v": far["v"],
+                "dk": found["k"],
+                "dv": found["v"],
+                "d_key_clock": d_key_clock,
+            }
+            self.run("backward_keys_near", 1, sizes, inputs, counted[1], near)
+        found |= {"meeting": d_meeting, "query_clock": d_query_clock, "key_clock": d_key_clock}
+        if shifts:
+            found["shift"] = torch.stack([x.sum(0) for x in shifts]).sum(0)
+        if pasts.slopes is not None:
+            found["slopes"] = _of_heads(pasts.slopes.sum((1, 3)).T, terms["slopes"])
+        tables = [name for name in wanted if name in TABLES]
+        return found | (self._tables(inputs, counted[0], tables, pasts, sizes.square) if tables else {})
+
+    def _tables(
+        self, inputs: Inputs, counted: Tensor | None, wanted: Sequence[str], pasts: Pasts, B: int
+    ) -> dict[str, Tensor]:
+        """The gradients of tables: of the pairs beyond their ends, and of those within, window by window."""
+        query, terms, lows = inputs.query, inputs.terms, self.lows
+        least = min(lows[name] for name in wanted)
+        most = max(lows[name] + terms[name].size(1) for name in wanted)
+        windows = -(-(most - least) // B)
+        tasks = self.tasks(B)
+        count = tasks.tasks[0].size(0)
+        programs = max(1, min(PARTIAL_SUMS // (windows * self.heads), count * tasks.rows))
+        sums: Tensors = {
+            f"d_{name}": query.new_empty(
+                (programs, self.heads, windows + 1, 2, B, terms[name].size(2)), dtype=torch.float32
+            )
+            if name in wanted
+            else None
+            for name in TABLES
+        }
+
+        def prepare() -> tuple[tuple[int, ...], Tensors, dict[str, Any]]:
+            arguments = self.shared | self.pair_entries | {"count": count, "batch": tasks.rows, "B": B}
+            arguments |= {"blocks": 0 if counted is None else counted.size(2)}
+            arguments |= {"least_r": least - B, "low": lows[wanted[0]], "lead": 6 + TABLES.index(wanted[0])}
+            options = squares_of("backward_tables", self.names, self.channels)
+            return (self.heads, windows + 1, programs), arguments, options
+
+        work = Work(tasks.tasks[0], tasks.tiles[0], counted)
+        self.start("backward_tables", tuple(wanted), inputs, {**inputs.tensors, **sums, "work": work}, prepare)
+        found = {}
+        for name in wanted:
+            x = sums[f"d_{name}"].sum(0)  # (heads, windows + 1, 2, B, width)
+            # Window w is the second half of its distances, and the first of those of window w + 1.
+            line = x[:, :-1, 1] + x[:, 1:, 0]
+            line = line.flatten(1, 2)[:, lows[name] - least :][:, : terms[name].size(1)].clone()
+            past = pasts[TERMS.index(name)]
+            if name in WINDOWED:
+                by = inputs.tensors["incoming"].dout if name == "values" else terms.get("meeting", query)
+                factor = self.scale if name == "vectors" and "meeting" not in terms else 1.0
+                ends = self._ends(inputs, name, past, by) * factor
+            else:
+                ends = past.sum((1, 3))[..., None]
+            line[:, 0] += ends[0]
+            line[:, -1] += ends[1]
+            found[name] = _of_heads(line, terms[name])
+        return found
+
+    def _ends(self, inputs: Inputs, name: str, pasts: Tensor, by: Tensor) -> Tensor:
+        """The sums of rows ``by`` times the sums over their pairs beyond either end of a table, (2, heads, width)."""
+        width, blocks = by.size(-1), -(-self.queries // LONG)
+        ends = pasts.new_empty((self.batch * blocks, self.heads, 2, width))
+        numbers = {"past": pasts[0].numel(), "heads": self.heads, "queries": self.queries}
+        numbers |= {"W": width, "BLOCK_W": block_of(width), "ROWS": LONG}
+        tensors = {"x": Rows(by, *by.stride()[:3]), "pasts": pasts, "ends": ends}
+        grid = blocks, self.heads, self.batch
+        self.start("backward_ends", name, inputs, tensors, lambda: (grid, numbers, {"num_warps": 4}))
+        return ends.sum(0).transpose(0, 1)
 
 
-# -- few queries ------------------------------------------------------------------------------------------------------
+AT_ONCE = 64  # blocks of the other side that count or not
+FEWEST_KEYS = 1024  # a guess of the number from which on it pays off: not measured yet
+PARTIAL_SUMS = 256  # programs of all windows of distances and heads, if some are to share a window
+LEAST = 128  # keys of a program with few queries
+ROWS = 64  # queries of all heads of such a program; at least one query of each
 
 
-LEAST = 128  # keys of a program
-ROWS = 64  # queries of all heads of a program; at least one query of each
-
-
-class How(NamedTuple):
+class SplitConfig(NamedTuple):
     """How the keys are split: over about so many ``programs``, which should all run at once. A program holds so many
     ``bytes`` of keys, and of values, in each of its ``stages``. A thread has at most so many ``registers``."""
 
@@ -262,274 +622,51 @@ class How(NamedTuple):
 
 # By the input that is most to hold. Programs are two to four for each multiprocessor of an H100, which has registers
 # for as many, if their outputs are small.
-HOW = {
-    "lines": How(264, 2**13, 2, 255),
-    "key_clock": How(396, 2**12, 2, 168),
-    "vectors": How(528, 2**12, 2, 128),
-    "values": How(528, 2**12, 2, 128),
-    "": How(528, 2**13, 2, 128),
+SPLITS = {
+    "lines": SplitConfig(264, 2**13, 2, 255),
+    "key_clock": SplitConfig(396, 2**12, 2, 168),
+    "vectors": SplitConfig(528, 2**12, 2, 128),
+    "values": SplitConfig(528, 2**12, 2, 128),
+    "": SplitConfig(528, 2**13, 2, 128),
 }
 SMALL = 2**11  # bytes of an output
 REGISTERS = 255  # of a thread
-MORE = {"away": "away", "share": "share", "lines": "lines", "ends": "line_ends"}
-"""Tensors that other kernels do not take, and the names of arguments."""
-
-UNBOUNDED = ("vectors", "away")  # terms of which no bound is known here
-
-TILE = (
-    "start", "stop", "from_key", "to_key", "least", "most",
-    "of_bias", "of_vectors", "of_values", "of_factor", "of_away", "apart",
-)  # fmt: skip
-"""Queries start .. stop attend to keys from_key .. to_key with least <= j - i <= most. The entry of the pair in each
-table is j - i plus the next five, and the distance of its coordinates is j - i + apart."""
+UNBOUNDED = ("vectors", "away")  # terms of which no bound is known with few queries
 
 
-def split(launch: Launch) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a launch with few queries."""
-    query, value, given = launch.query, launch.value, launch.given
-    batch, heads, queries, _ = query.shape
-    kv_heads, keys = value.shape[1:3]
-    groups, known = heads // kv_heads, launch.known
-    of_program = min(_up(queries), 1 << max(1, ROWS // groups).bit_length() - 1)
-    rows = max(16, _up(groups * of_program))
-    blocks = -(-queries // of_program)
-    how = next(how for name, how in HOW.items() if not name or name in given)
-    parts = max(1, min(how.programs // (batch * blocks * kv_heads), -(-keys // LEAST)))
-    wide = max(known["BLOCK_D"], known["BLOCK_V"]) * value.element_size()
-    numbers = rows * known["BLOCK_V"]
-    registers = how.registers if numbers * value.element_size() <= SMALL else REGISTERS
-    lines = given.get("lines")
-    out = value.new_empty((batch, heads, queries, value.size(-1)))
-    lse = query.new_empty((batch, heads, queries), dtype=torch.float32)
-    some, some_lse = out, lse
-    if parts > 1:
-        some, some_lse = (lse.new_empty((parts, *x.shape)) for x in (out, lse))
-    arguments = launch.shared | known | {of: given.get(name) for name, of in MORE.items()}
-    is_ragged = "share" in given and given["share"].size(0) > 1
-    arguments |= {"away_entries": given["away"].size(1) if "away" in given else 0}
-    skips = launch.skip_below > 0 and not known["FUNCTION"] and given.keys().isdisjoint(UNBOUNDED)
-    arguments |= {"key_norms": given.get("key_norms") if skips else None}
-    arguments |= {"faint": skip_threshold(launch.skip_below, keys) if skips else 0.0}
-    with torch.cuda.device_of(query):
-        arguments |= {"share_row": queries if is_ragged else 0, **_tiles(launch.tiling, tuple(launch.form.lows), query)}
-    by_head = {name: x.stride(0) for name, x in given.items() if name in (*TABLES, "slopes") and x.size(0) > 1}
-    arguments |= {f"{name}_head": by_head.get(name, 0) for name in (*TABLES, "slopes")}
-    with torch.cuda.device_of(query):
-        launch.start(
-            "decode", (batch * blocks, kv_heads, parts), **arguments, out=some, lse=some_lse, parts=parts,
-            R=rows, Q=of_program, N=max(16, min(64, how.bytes // wide)), LINES=1 if lines is None else lines.size(1),
-            PIECES=16 if lines is None else _up(lines.size(1)), BY_HEAD="vectors" in by_head or "values" in by_head,
-            num_warps=min(8, max(4, numbers // 2**10)), num_stages=how.stages, maxnreg=registers,
-        )  # fmt: skip
-        if parts > 1:
-            launch.start(
-                "decode_merge", (lse.numel(),), partial=some, partial_lse=some_lse, out=out, lse=lse, parts=parts,
-                count=lse.numel(), V=known["V"], BLOCK_V=known["BLOCK_V"], PARTS=_up(parts), STEP=16, num_warps=4,
-            )  # fmt: skip
-    return out, lse
+def table_of(x: Tensor | None) -> Table | None:
+    """A table that all heads may share, for kernels."""
+    return None if x is None else Table(x, int(x.size(0) > 1))
 
 
-def _up(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+def terms_of(terms: Mapping[str, Tensor]) -> Terms:
+    """The tensors of terms, for kernels."""
+    return Terms(*(table_of(terms.get(name)) for name in TERMS[:5]), *map(terms.get, TERMS[5:]))
 
 
-class _Tiles(NamedTuple):
-    """The tiles of each batch row. ``numbers``, int32, says where those of a row begin and end, counted in tiles, and
-    then has `TILE` of each; None for a single tile, which is ``tile``. ``row`` is 1 if rows differ, else 0."""
-
-    numbers: Tensor | None
-    tile: Numbers
-    row: int
-    total: int
-
-    def at(self, numbers: Tensor) -> "_Tiles":
-        """The same with a copy of the numbers."""
-        return self._replace(numbers=numbers)
+def highest_of(terms: Mapping[str, Tensor]) -> Tensor:
+    """The maximum of the bias, (heads or 1, entries), over the distances of two contiguous blocks, wherever these
+    start. Beyond its ends it repeats its end entries, or is a line that is not of the table."""
+    window = 2 * SPAN - 1
+    beyond: dict[str, Any] = {"value": -torch.inf} if "slopes" in terms else {"mode": "replicate"}
+    return F.max_pool1d(F.pad(terms["bias"][..., 0], (window, window), **beyond), window, 1)
 
 
-def _tiles(tiling: Numbers, lows: Numbers, like: Tensor) -> dict[str, Any]:
-    """The arguments that say which keys each query attends to."""
-    found = _tiles_of(tiling, lows, like.size(0))
-    if found.numbers is not None:
-        found = on_device(like.device, _tiles_of, tiling, lows, like.size(0))  # type: ignore[type-var]
-    return {"tiles": found.numbers, "tiles_row": found.row, "count": found.total} | dict(
-        zip(TILE, found.tile, strict=True)
-    )
+def of_neighbours(counted: Tensor) -> Tensor:
+    """What a program is computed with at most whose tokens are of two blocks, (batch, heads, blocks, 2)."""
+    ends = counted.double() * counted.new_tensor((-1, 1))
+    greatest = F.max_pool2d(ends, (3, 1), 1, (1, 0))
+    return (greatest * counted.new_tensor((-1, 1))).to(counted.dtype)
 
 
-@functools.lru_cache(KEPT)
-def _tiles_of(tiling: Numbers, lows: Numbers, rows: int) -> _Tiles:
-    told = Tiling.unflat(tiling)
-    found = told.tiles(rows)
-    is_ragged = len(told.query.rows or ()) != 1 or len(told.key.rows or ()) != 1
-    tile = _numbers(found[0], lows) if found else (0,) * len(TILE)
-    if len(found) <= 1 and not is_ragged:
-        return _Tiles(None, tile, 0, len(found))
-    of_rows = [0] * (rows if is_ragged else 1)
-    for each in found:
-        of_rows[each.row.start] += 1
-    before = -(-(len(of_rows) + 1) // len(TILE))  # in place of tiles
-    ends = [*itertools.accumulate(of_rows, initial=before)]
-    ends += [0] * (before * len(TILE) - len(ends))
-    numbers = [*ends, *itertools.chain.from_iterable(_numbers(each, lows) for each in found)]
-    made = torch.tensor(numbers, dtype=torch.int32, device="cpu")
-    return _Tiles(made, tile, int(is_ragged), len(found))
-
-
-def _numbers(tile: Tile, lows: Numbers) -> Numbers:
-    least, most = -ANY if tile.low is None else tile.low, ANY if tile.high is None else tile.high
-    bases = [lows[POSSIBLE.index(name)] for name in (*TABLES, "away")]
-    apart = [ANY if tile.distance is None else tile.distance - low for low in (*bases, 0)]
-    within = (min(max(n, -ANY), ANY) for n in apart)
-    return (tile.start, tile.stop, tile.first, tile.last, least, most, *within)
-
-
-# -- operator ---------------------------------------------------------------------------------------------------------
-
-
-PARTIAL_SUMS = 256  # programs of all windows of distances and heads, if some are to share a window
-
-
-# -- forward ----------------------------------------------------------------------------------------------------
-
-
-def forward(launch: Launch, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp."""
-    tasks = launch.tasks(sizes.long)
-    is_whole = tasks.covers(0, launch.query)
-    out = blank(launch.value, is_whole, (*launch.query.shape[:3], launch.value.size(-1)))
-    lse = launch.query.new_empty(launch.query.shape[:3], dtype=torch.float32)
-    if not is_whole:
-        lse.fill_(-torch.inf)
-    if not tasks.is_empty:
-        far = torch.empty_like(out, dtype=torch.float32) if launch.is_windowed else out
-        launch.run("forward", tasks, 0, sizes, {"out": far, "lse": lse})
-        if launch.is_windowed:
-            near: Tensors = {"far": far, "out": out, "lse": lse}
-            launch.run("forward_near", tasks, 0, sizes, near, sizes.long // sizes.square)
-    return out, lse
-
-
-def _deltas(launch: Launch, out: Tensor, dout: Tensor, lse: Tensor, dlse: Tensor | None) -> Tensor:
-    """For each row, the product of the output and its gradient, less the gradient of the log-sum-exp."""
-    delta, dlse = torch.empty_like(lse), None if dlse is None else dlse.contiguous()
-    with torch.cuda.device_of(out):
-        rows = {"out": out, "dout": dout, "lse": lse, "dlse": dlse, "delta": delta, "count": lse.numel()}
-        known = {name: launch.known[name] for name in ("V", "BLOCK_V")}
-        launch.start("backward_deltas", (-(-lse.numel() // LONG),), **rows, **known, ROWS=LONG, num_warps=4)
-    return delta
-
-
-# -- backward ---------------------------------------------------------------------------------------------------
-
-
-def backward(launch: Launch, rows: Tensors, wanted: Sequence[str], sizes: Sizes) -> Tensors:
-    """The gradients by name; ``rows`` are "dout", "lse" and "delta"."""
-    query, key, value = launch.query, launch.key, launch.value
-    tasks = launch.tasks(sizes.long)
-    wholes = {"q": tasks.covers(0, query), "k": tasks.covers(1, key), "v": tasks.covers(1, key)}
-    tensors = {"q": query, "k": key, "v": value}
-    found: Tensors = {f"d{name}": blank(x, wholes[name], x.shape) for name, x in tensors.items()}
-    if tasks.is_empty:
-        return found | {name: torch.zeros_like(launch.given[name], dtype=torch.float32) for name in wanted}
-    times = sizes.long // sizes.square
-    past = query.shape[:3].numel()
-
-    def ends_of(is_made: bool) -> Tensor | None:
-        return blank(query, wholes["q"], (2, *query.shape[:3]), torch.float32) if is_made else None
-
-    ends = {"met_ends": ends_of("vectors" in launch.given), "out_ends": ends_of("values" in launch.given)}
-    pasts = {f"{name}_past": ends_of(name in wanted) for name in (*TABLES, "slopes")}
-    clocks = {"query_clock", "key_clock"} & set(wanted)
-    stored = torch.float32 if launch.is_windowed else query.dtype
-    dq, dk, dv = (
-        found[f"d{name}"] if x.dtype == stored else blank(x, wholes[name], x.shape, stored)
-        for name, x in tensors.items()
-    )
-    others: Tensors = {"d_meeting": None, "d_shift": None, "d_query_clock": None}
-    if "meeting" in wanted:
-        others["d_meeting"] = blank(launch.given["meeting"], wholes["q"], launch.given["meeting"].shape, torch.float32)
-    if clocks:
-        clock = launch.given["query_clock"]
-        others["d_query_clock"] = blank(clock, wholes["q"], clock.shape, torch.float32)
-    shifts = []
-
-    def shift(times: int) -> Tensor | None:
-        if "shift" not in wanted:
-            return None
-        count = tasks.tasks[0].size(0) * times * tasks.rows
-        shifts.append(query.new_zeros((count, query.size(1), query.size(-1)), dtype=torch.float32))
-        return shifts[-1]
-
-    shared: Tensors = {**rows, **others, **pasts, "past": past}
-    launch.run("backward_queries", tasks, 0, sizes, {**shared, **ends, "dq": dq, "d_shift": shift(1)})
-    of_keys = {**rows, **ends, "past": past}
-    d_key_clock = torch.zeros_like(launch.given["key_clock"], dtype=torch.float32) if clocks else None
-    launch.run("backward_keys", tasks, 1, sizes, {**of_keys, "dk": dk, "dv": dv, "d_key_clock": d_key_clock})
-    if launch.is_windowed:
-        near = {**shared, "far": dq, "dq": found["dq"], "d_shift": shift(times)}
-        launch.run("backward_queries_near", tasks, 0, sizes, near, times)
-        near = {**rows, "far_k": dk, "far_v": dv, "dk": found["dk"], "dv": found["dv"], "d_key_clock": d_key_clock}
-        launch.run("backward_keys_near", tasks, 1, sizes, near, times)
-    found |= {"meeting": others["d_meeting"], "query_clock": others["d_query_clock"], "key_clock": d_key_clock}
-    if shifts:
-        found["shift"] = torch.stack([x.sum(0) for x in shifts]).sum(0)
-    if pasts["slopes_past"] is not None:
-        found["slopes"] = _of_heads(pasts["slopes_past"].sum((1, 3)).T, launch.given["slopes"])
-    _tables(launch, rows, [name for name in wanted if name in TABLES], pasts, sizes.square, found)
-    return found
-
-
-def _tables(launch: Launch, rows: Tensors, wanted: Sequence[str], pasts: Tensors, B: int, found: Tensors) -> None:
-    """The gradients of tables: of the pairs beyond their ends, and of those within, window by window."""
-    if not wanted:
-        return
-    query, lows = launch.query, launch.lows
-    heads = query.size(1)
-    least = min(lows[name] for name in wanted)
-    most = max(lows[name] + launch.given[name].size(1) for name in wanted)
-    windows = -(-(most - least) // B)
-    tasks = launch.tasks(B)
-    count = tasks.tasks[0].size(0)
-    programs = max(1, min(PARTIAL_SUMS // (windows * heads), count * tasks.rows))
-    widths = {name: launch.given[name].size(2) for name in TABLES if name in launch.given}
-    sums: Tensors = {
-        f"d_{name}": query.new_empty((programs, heads, windows + 1, 2, B, widths[name]), dtype=torch.float32)
-        if name in wanted
-        else None
-        for name in TABLES
-    }
-    where = {"tasks": tasks.tasks[0], "tiles": tasks.tiles[0], "count": count, "batch": tasks.rows, "B": B}
-    where |= {"least_r": least - B, "low": lows[wanted[0]], "lead": 6 + TABLES.index(wanted[0])}
-    how = squares_of("backward_tables", launch.given, launch.channels)
-    given = {**launch.pairs, **launch.counted[0], **rows, **sums, **launch.known, **where, **how}
-    launch.start("backward_tables", (heads, windows + 1, programs), **given)
-    for name in wanted:
-        x = sums[f"d_{name}"].sum(0)  # (heads, windows + 1, 2, B, width)
-        # Window w is the second half of its distances, and the first of those of window w + 1.
-        line = x[:, :-1, 1] + x[:, 1:, 0]
-        line = line.flatten(1, 2)[:, lows[name] - least :][:, : launch.given[name].size(1)].clone()
-        if name in WINDOWED:
-            by = rows["dout"] if name == "values" else launch.given.get("meeting", query)
-            factor = launch.scale if name == "vectors" and "meeting" not in launch.given else 1.0
-            ends = _ends(launch, pasts[f"{name}_past"], by) * factor
-        else:
-            ends = pasts[f"{name}_past"].sum((1, 3))[..., None]
-        line[:, 0] += ends[0]
-        line[:, -1] += ends[1]
-        found[name] = _of_heads(line, launch.given[name])
-
-
-def _ends(launch: Launch, pasts: Tensor, by: Tensor) -> Tensor:
-    """The sums of rows ``by`` times the sums over their pairs beyond either end of a table, (2, heads, width)."""
-    batch, heads, queries, width = by.shape
-    blocks = -(-queries // LONG)
-    ends = pasts.new_empty((batch * blocks, heads, 2, width))
-    x = dict(zip(("x", "x_batch", "x_head", "x_row"), (by, *by.stride()), strict=False))
-    known = {"W": width, "BLOCK_W": block_of(width), "ROWS": LONG}
-    given: Tensors = {"pasts": pasts, "past": pasts[0].numel(), "ends": ends, "heads": heads, "queries": queries}
-    launch.start("backward_ends", (blocks, heads, batch), **x, **given, **known, num_warps=4)
-    return ends.sum(0).transpose(0, 1)
+def share(some: Tensor, counted: Tensor) -> float:
+    """The fraction of blocks with unmasked pairs (rows, query_blocks, key_blocks) that are between the first and the
+    last that count. Reads tensor values."""
+    first, last = (counted[..., end, None] for end in (0, 1))
+    key = torch.arange(some.size(2), device=some.device) * SPAN
+    inside = (first <= key) & (key < last)
+    some = some[:, None].expand_as(inside)
+    return float((some & inside).sum() / some.sum().clamp(min=1))
 
 
 def blank(like: Tensor, is_whole: bool, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
@@ -540,6 +677,17 @@ def blank(like: Tensor, is_whole: bool, shape: Sequence[int], dtype: torch.dtype
 def _of_heads(x: Tensor, table: Tensor) -> Tensor:
     """The gradients of a table that may be the same for all heads."""
     return x.sum(0, keepdim=True) if table.size(0) == 1 else x
+
+
+# -- operator ---------------------------------------------------------------------------------------------------------
+
+
+def _named(dtype: torch.dtype, names: Sequence[str], given: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The tensors of terms by name, as kernels read them."""
+    return {
+        name: x.contiguous().to(dtype) if name in ("meeting", *WINDOWED) else x.contiguous()
+        for name, x in zip(names, given, strict=False)
+    }
 
 
 def _triton(
@@ -559,12 +707,7 @@ def _triton(
     ``tiling`` and ``form`` the numbers of a `Tiling` and a `KernelLayout`; ``skip_below`` the fraction of a row's
     weight that may be skipped; each query attends to its own key, which is ``own`` tokens later, or if -1 it may
     not."""
-    inputs = dict(zip(names.split(), given, strict=True))
-    launch = Launch(query, key, value, inputs, KernelLayout.unflat(form), scale, tiling, skip_below, own)
-    if query.size(2) < FEW_QUERIES:
-        return split(launch)
-    found: tuple[Tensor, Tensor] = launch.fitting("forward", functools.partial(forward, launch))
-    return found
+    return Prepared(None, names, learned, tiling, form, scale, skip_below, own).forward(query, key, value, given)
 
 
 def _triton_backward(
@@ -585,26 +728,82 @@ def _triton_backward(
     own: int,
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of learned tensors."""
-    inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
-    launch = Launch(query, key, value, inputs, KernelLayout.unflat(form), scale, tiling, skip_below, own)
-    lse = lse.contiguous()  # what was saved may come back in another order
-    rows: Tensors = {"dout": dout, "lse": lse, "delta": _deltas(launch, out.contiguous(), dout, lse, dlse)}
-    found = launch.fitting("backward " + learned, functools.partial(backward, launch, rows, wanted), lse)
-    tables = (found[name].to(inputs[name].dtype).contiguous() for name in wanted)
-    return [*(found[name] for name in ("dq", "dk", "dv")), *tables]
+    prepared = Prepared(None, names, learned, tiling, form, scale, skip_below, own)
+    return prepared.backward(dout, dlse, query, key, value, out, lse, given)
 
 
-def counted_for(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> Tensor | None:
-    """For each block of queries, the first key that it is computed with and the one after the last, (batch, heads,
-    blocks, 2); None for all. The arguments are those of the operator. Reads tensor values."""
-    given, names, _, tiling, form, scale, skip_below, own = arguments
-    inputs = dict(zip(names.split(), given, strict=True))
-    launch = Launch(query, key, value, inputs, KernelLayout.unflat(form), scale, tiling, skip_below, own)
-    with torch.cuda.device_of(query):
-        (found,) = counted(launch, (0,))
-    taken: Tensor | None = found["counted"]
-    starts = launch.tasks(sizes_of(launch.channels, True)[0].long).tasks[0][:, 1]
-    return taken if taken is None or not bool((starts % SPAN).any()) else of_neighbours(taken)
+class Prepared:
+    """What calls of one plan have in common: the operator's arguments besides query, key and value, and the kernels of
+    the first call, of which others change only tensors. ``given`` are those tensors of terms that all calls have, the
+    first of ``names``; None if each call has its own, of the same shapes. A call with other strides or shapes has
+    kernels of its own, which are not kept.
+
+    Nothing of a call is written to it but what every call would write, so threads may share it."""
+
+    def __init__(self, given: Sequence[Tensor] | None, *rest: Any) -> None:
+        self.given, self.rest = given, rest
+        self.names, self.learned = rest[0].split(), rest[1].split()
+        self.is_complete = given is not None and len(given) == len(self.names)
+        self.has_plain_memory = given is not None and self.is_complete and compat.is_plain_memory(given)
+        self.terms: dict[str, Tensor] | None = None  # of all calls, as kernels read them
+        self.kernels: Kernels | None = None
+        self.shapes: tuple[Any, ...] = ()
+
+    def counted(self, query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor]) -> Tensor | None:
+        """For each block of queries, the first key that it is computed with and the one after the last, (batch, heads,
+        blocks, 2); None for all. Reads tensor values."""
+        kernels, tensors, terms = self._kernels((query, key, value), given)
+        with torch.cuda.device_of(query):
+            (counted,) = kernels.counted(kernels.inputs(tensors, terms), (0,))
+        starts = kernels.tasks(sizes_of(kernels.channels, True)[0].long).tasks[0][:, 1]
+        return counted if counted is None or not bool((starts % SPAN).any()) else of_neighbours(counted)
+
+    def _kernels(
+        self, tensors: Sequence[Tensor], given: Sequence[Tensor]
+    ) -> tuple[Kernels, Sequence[Tensor], dict[str, Tensor]]:
+        """The kernels of these tensors, and both as they read them."""
+        dtype, common = tensors[0].dtype, self.given or ()
+        if self.terms is None:
+            self.terms = _named(dtype, self.names, common)
+        terms, others = self.terms, given[len(common) :]
+        if others:
+            terms = terms | _named(dtype, self.names[len(common) :], others)
+        shapes = tuple((x.shape, x.stride()) for x in (*tensors, *others))
+        if shapes == self.shapes and self.kernels is not None:
+            return self.kernels, tensors, terms
+        readable = [x if _is_readable(x) else x.contiguous() for x in tensors]
+        _, _, tiling, form, scale, skip_below, own = self.rest
+        kernels = Kernels(readable, terms, KernelLayout.unflat(form), scale, tiling, skip_below, own)
+        if self.kernels is None and all(x is y for x, y in zip(readable, tensors, strict=True)):
+            self.kernels, self.shapes = kernels, shapes
+        return kernels, readable, terms
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor], *_: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As `_triton`."""
+        kernels, tensors, terms = self._kernels((query, key, value), given)
+        return kernels.forward(tensors, terms)
+
+    def backward(
+        self,
+        dout: Tensor,
+        dlse: Tensor | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        given: Sequence[Tensor],
+        *_: Any,
+    ) -> list[Tensor]:
+        """As `_triton_backward`."""
+        kernels, tensors, terms = self._kernels((query, key, value), given)
+        rows = out.contiguous(), lse.contiguous()  # what was saved may come back in another order
+        found = kernels.backward(dout, dlse, tensors, *rows, terms, self.learned)
+        of = dict(zip(self.names, given, strict=True))
+        learned = (found[name].to(of[name].dtype).contiguous() for name in self.learned)
+        return [*(found[name] for name in ("q", "k", "v")), *learned]
 
 
 triton = custom_operator("posenc::triton", _triton, _triton_backward)

@@ -9,10 +9,14 @@ beyond all tables: there all terms by distance are a constant per row, and a lin
 import triton
 import triton.language as tl
 
+from posenc.backends.triton.arguments import PRECISIONS
+
 # No `from __future__ import annotations` here: Triton evaluates annotations to find constexpr arguments.
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+EXACT: tl.constexpr = tl.constexpr(PRECISIONS.index("exact"))
+TF32: tl.constexpr = tl.constexpr(PRECISIONS.index("tf32"))
 
 
 @triton.jit
@@ -23,6 +27,12 @@ def places(x, stride, i0, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
         + tl.cast(i0, tl.int64) * stride
         + (tl.arange(0, COUNT)[:, None] * stride + tl.arange(0, BLOCK_WIDTH)[None, :])
     )
+
+
+@triton.jit
+def zeros(COUNT: tl.constexpr, WIDTH: tl.constexpr):
+    """Sums to add to: Triton 3.5 takes no field of a structure as a length of a tensor."""
+    return tl.zeros((COUNT, WIDTH), tl.float32)
 
 
 @triton.jit
@@ -56,10 +66,10 @@ def more(x, values, at, mine, ADD: tl.constexpr):
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
     """a b in float32, (rows, columns). Triton's interpreter would multiply the integer representation of bfloat16, so
-    with it, where the precision is "exact", inputs are converted first."""
-    if PRECISION == "exact":
+    with it, where the precision is exact, inputs are converted first."""
+    if PRECISION == EXACT:
         return tl.dot(a.to(tl.float32), b.to(tl.float32))
-    return tl.dot(a, b, input_precision=PRECISION)
+    return tl.dot(a, b, input_precision="tf32" if PRECISION == TF32 else "ieee")
 
 
 @triton.jit
@@ -90,6 +100,28 @@ def relu(s):
     return tl.where(s <= 0, 0.0, s)
 
 
+@triton.jit
+def block_of(work, BLOCK: tl.constexpr, SQUARE: tl.constexpr):
+    """The batch row and the head of a program, the first of the BLOCK tokens of its task, and the one after the last.
+    So many programs have a task that each has SQUARE of them."""
+    task = work.tasks + tl.program_id(0) // (BLOCK // SQUARE) * 5
+    b, start = (tl.load(task) + tl.program_id(2)).to(tl.int64), tl.load(task + 1)
+    return b, tl.program_id(1).to(tl.int64), start, tl.minimum(tl.load(task + 2), start + BLOCK)
+
+
+@triton.jit
+def tiles_of(work, BLOCK: tl.constexpr, SQUARE: tl.constexpr):
+    """The first of the tiles of a program's task, and the one after the last."""
+    task = work.tasks + tl.program_id(0) // (BLOCK // SQUARE) * 5
+    return tl.load(task + 3), tl.load(task + 4)
+
+
+@triton.jit
+def of_row(rows, b, h):
+    """Where the rows of a head of a batch row begin."""
+    return rows.x + b * rows.batch + h * rows.head
+
+
 # -- ranges of keys ----------------------------------------------------------------------------------------------------
 
 
@@ -101,6 +133,15 @@ def last_of(entries):
         return 0
     else:  # not without it: Triton would compile both
         return entries - 1
+
+
+@triton.jit
+def of_head(table, h, entries, WIDTH: tl.constexpr):
+    """Where the table of a head begins; None without a table."""
+    x = None
+    if table is not None:
+        x = table.x + h * table.by_head * ((last_of(entries) + 1) * WIDTH)
+    return x
 
 
 @triton.jit
@@ -116,10 +157,7 @@ def near_of(left, right, table, entries, base, low, high, OF_KEYS: tl.constexpr)
 
 
 @triton.jit
-def ranges(
-    tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor, factor_entries,
-    from_, to, N: tl.constexpr, OF_KEYS: tl.constexpr,
-):  # fmt: skip
+def ranges(tile, i0, stop, lines, from_, to, N: tl.constexpr, OF_KEYS: tl.constexpr):
     """The keys of a tile that the queries i0 .. stop attend to, as six ends: pairs far to the left are in a .. b and
     far to the right in c .. d, of which none is masked and which are multiples of N; near pairs are in first .. a,
     b .. c and d .. last. OF_KEYS: the queries that attend to these keys, those far to the right of them first.
@@ -135,10 +173,10 @@ def ranges(
     first, last = tl.maximum(tl.maximum(first, low + least), from_), tl.minimum(tl.minimum(last, high + most + 1), to)
     # Without a table all pairs are far to the left.
     left, right = -(1 << 30) if OF_KEYS else 1 << 30, -(1 << 30)
-    left, right = near_of(left, right, bias, bias_entries, tl.load(tile + 6), low, high, OF_KEYS)
-    left, right = near_of(left, right, vectors, vectors_entries, tl.load(tile + 7), low, high, OF_KEYS)
-    left, right = near_of(left, right, values, values_entries, tl.load(tile + 8), low, high, OF_KEYS)
-    left, right = near_of(left, right, factor, factor_entries, tl.load(tile + 9), low, high, OF_KEYS)
+    left, right = near_of(left, right, lines.bias, lines.bias_entries, tl.load(tile + 6), low, high, OF_KEYS)
+    left, right = near_of(left, right, lines.vectors, lines.vectors_entries, tl.load(tile + 7), low, high, OF_KEYS)
+    left, right = near_of(left, right, lines.value_vectors, lines.values_entries, tl.load(tile + 8), low, high, OF_KEYS)
+    left, right = near_of(left, right, lines.factor, lines.factor_entries, tl.load(tile + 9), low, high, OF_KEYS)
     # Seen by all tokens of the block.
     inner = tl.where((i0 >= start) & (stop <= end), tl.maximum(first, high + least), last)
     outer = tl.minimum(last, low + most + 1)
@@ -215,24 +253,24 @@ def clock_of(clock, at, mine, zero):
 
 @triton.jit
 def near_scores(
-    s, i0, j0, to, tile, met, own, key_clock, zero, bias, bias_entries, slopes, factor, factor_entries,
+    s, i0, j0, to, tile, met, own, key_clock, zero, lines,
     M: tl.constexpr, N: tl.constexpr, FUNCTION: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """The scores of M queries from i0 on and N keys from j0 on, of their products s, whether masked or not; the scores
-    before the function, its factor, and j - i. ``met`` are the scaled products with vectors, or None. FUNCTION 1 comes
-    first, 2 comes last, 0 is none."""
+    before the function, its factor, and j - i. ``met`` are the scaled products with vectors and the bias, or
+    None."""
     i, j = of_queries(i0 + tl.arange(0, M), KEYS_FIRST), j0 + tl.arange(0, N)
     pair = of_keys(j, KEYS_FIRST) - i
     bare, c = s, s
     if FUNCTION != 0:
-        c = number(factor, factor_entries, pair + tl.load(tile + 9))
+        c = number(lines.factor, lines.factor_entries, pair + tl.load(tile + 9))
     if FUNCTION == 1:
         s = relu(s) * c
+    # After the products, so that a large bias is rounded only once.
     if met is not None:
         s += met
-    # After the products, so that a large bias is rounded only once.
-    if bias is not None:
-        s += bias_at(bias, bias_entries, slopes, pair + tl.load(tile + 6))
+    elif lines.bias is not None:
+        s += bias_at(lines.bias, lines.bias_entries, lines.slopes, pair + tl.load(tile + 6))
     if own is not None:
         column = clock_of(key_clock, j, (j >= tl.load(tile + 2)) & (j < to), zero)
         s += of_queries(own, KEYS_FIRST) - of_keys(column, KEYS_FIRST)
@@ -243,7 +281,7 @@ def near_scores(
 
 
 @triton.jit
-def far_row(met, own, bias, bias_entries, slopes, M: tl.constexpr, RIGHT: tl.constexpr):
+def far_row(met, own, lines, M: tl.constexpr, RIGHT: tl.constexpr):
     """What is added to all scores of a query with keys far to one side, (M,). ``met`` are its scaled products with the
     end vector, or None."""
     row = tl.zeros((M,), tl.float32)
@@ -251,10 +289,10 @@ def far_row(met, own, bias, bias_entries, slopes, M: tl.constexpr, RIGHT: tl.con
         row += met
     if own is not None:
         row += own
-    if bias is not None:
-        row += tl.load(bias + (last_of(bias_entries) if RIGHT else 0)) * LOG2E
-        if slopes is not None:
-            row -= _slope(slopes, RIGHT) * tl.arange(0, M)
+    if lines.bias is not None:
+        row += tl.load(lines.bias + (last_of(lines.bias_entries) if RIGHT else 0)) * LOG2E
+        if lines.slopes is not None:
+            row -= _slope(lines.slopes, RIGHT) * tl.arange(0, M)
     return row
 
 
@@ -268,13 +306,13 @@ def far_clock(key_clock, j0, zero, N: tl.constexpr):
 
 
 @triton.jit
-def far_column(clock, i0, j0, tile, bias_entries, slopes, N: tl.constexpr, RIGHT: tl.constexpr):
+def far_column(clock, i0, j0, tile, lines, N: tl.constexpr, RIGHT: tl.constexpr):
     """What is added to all scores of a key with queries far to one side, (N,), or None. ``clock`` is its cumulative
     feature, or None."""
     column = None
-    if slopes is not None:
-        n = (j0 - i0) + tl.load(tile + 6) - (last_of(bias_entries) if RIGHT else 0) + tl.arange(0, N)
-        column = _slope(slopes, RIGHT) * n
+    if lines.slopes is not None:
+        n = (j0 - i0) + tl.load(tile + 6) - (last_of(lines.bias_entries) if RIGHT else 0) + tl.arange(0, N)
+        column = _slope(lines.slopes, RIGHT) * n
         if clock is not None:
             column -= clock
     elif clock is not None:
@@ -290,8 +328,7 @@ def _slope(slopes, RIGHT: tl.constexpr):
 
 @triton.jit
 def far_scores(
-    s, scale, row, column, factor, factor_entries,
-    FUNCTION: tl.constexpr, RIGHT: tl.constexpr, KEYS_FIRST: tl.constexpr,
+    s, scale, row, column, lines, FUNCTION: tl.constexpr, RIGHT: tl.constexpr, KEYS_FIRST: tl.constexpr
 ):  # fmt: skip
     """Scores of pairs far to one side, as s * by + rest, with a number ``by``, and ``rest`` of queries: of the products
     s, and of `far_row` and `far_column`. What is the same for a row need not be added to each pair. Also the scores
@@ -301,7 +338,7 @@ def far_scores(
         s, by = s * scale, 1.0
         bare = s
     if FUNCTION != 0:
-        c = tl.load(factor + (factor_entries - 1 if RIGHT else 0))
+        c = tl.load(lines.factor + (lines.factor_entries - 1 if RIGHT else 0))
     if FUNCTION == 1:
         s = relu(s) * c
     if column is not None:
@@ -337,21 +374,45 @@ def by_distance(x, B: tl.constexpr):
 
 
 @triton.jit
-def with_vectors(
-    x, scale, table, entries, from_, bias, bias_entries, slopes, bias_from,
-    WIDTH: tl.constexpr, B: tl.constexpr, BLOCK_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+def met_with(
+    x, scale, lines, window, tile, B: tl.constexpr, E: tl.constexpr, BLOCK_E: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """The scaled products of B rows with the vectors of their distances to B keys, (B, B), of a window of entries from
-    ``from_`` on; and the bias of these distances, unless it is None, which saves looking it up for each pair."""
+    """The scaled products of B rows with the vectors of their distances to B keys, (B, B), and the bias of these
+    distances, which saves looking it up for each pair; None without vectors. A ``window`` begins at this distance."""
+    met = None
+    if lines.vectors is not None:
+        left, right = _halves(
+            x, scale, lines.vectors, lines.vectors_entries, window + tl.load(tile + 7), B, E, BLOCK_E, PRECISION
+        )
+        if lines.bias is not None:
+            n = window + tl.load(tile + 6) + tl.arange(0, B)
+            left += bias_at(lines.bias, lines.bias_entries, lines.slopes, n)[None, :]
+            right += bias_at(lines.bias, lines.bias_entries, lines.slopes, n + B)[None, :]
+        met = by_key(left, right, B)
+    return met
+
+
+@triton.jit
+def met_with_values(
+    x, lines, window, tile, B: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """The same of the vectors of values, which there are."""
+    left, right = _halves(
+        x, 1.0, lines.value_vectors, lines.values_entries, window + tl.load(tile + 8), B, V, BLOCK_V, PRECISION
+    )
+    return by_key(left, right, B)
+
+
+@triton.jit
+def _halves(
+    x, scale, table, entries, from_,
+    B: tl.constexpr, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The products of B rows with both halves of a window of entries from ``from_`` on."""
     near = entries_from(table, entries, from_, WIDTH, B, BLOCK_WIDTH).to(x.dtype)
     left = product(x, tl.trans(near), PRECISION) * scale
     near = entries_from(table, entries, from_ + B, WIDTH, B, BLOCK_WIDTH).to(x.dtype)
-    right = product(x, tl.trans(near), PRECISION) * scale
-    if bias is not None:
-        n = bias_from + tl.arange(0, B)
-        left += bias_at(bias, bias_entries, slopes, n)[None, :]
-        right += bias_at(bias, bias_entries, slopes, n + B)[None, :]
-    return by_key(left, right, B)
+    return left, product(x, tl.trans(near), PRECISION) * scale
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""The tasks of the kernels, as integers on the device, from layouts and without reading from it; and which keys count.
+"""The tasks of the kernels, as integers on the device, from layouts and without reading from it.
 
 A tile is ten numbers: queries start .. stop, keys first .. last, low <= j - i <= high, and for each of `TABLES` the
 entry of j = i. A task is five: the batch row, the tokens start .. stop of its block, and the range of its tiles.
@@ -9,101 +9,100 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import threading
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from posenc.backends import blockwise as given
-from posenc.encoding.pieces import skip_threshold
+from posenc.backends import blockwise
+from posenc.backends.cache import cached
 from posenc.positions.layout import Layout
 from posenc.positions.tiles import Tile, Tiling, distances
 
-KEPT = 256
 DRIVER = "libcuda.so.1"
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+Numbers: TypeAlias = tuple[int, ...]
 
 
-@runtime_checkable
-class Listed(Protocol):
-    """Something with its ``numbers`` in one tensor, that can be made of a copy of them."""
+class DeviceList(Protocol):
+    """Integers in one tensor ``numbers``, of which ``at`` makes the same in a copy."""
 
-    numbers: Tensor
+    numbers: Any
 
     def at(self, numbers: Tensor) -> Any:
         """The same with these numbers."""
 
 
-class _There(NamedTuple):
-    """A list on a device, and the streams that the allocator knows to read it."""
-
-    made: Any
-    streams: set[int]
+L = TypeVar("L", bound=DeviceList)
+_lists: dict[Any, Any] = {}  # the latest, for all encodings: a copy for each would have the device wait
+_alive: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()  # those and what plans and CUDA graphs still read
 
 
-L = TypeVar("L", bound=Listed)
-Asked: TypeAlias = tuple[Hashable, ...]
-_LOCK = threading.Lock()  # the backward pass has a thread for every device
-_KEPT: dict[Asked, _There] = {}  # the latest
-# What CUDA graphs read when they are replayed. A graph does not say how long it lives, so these are kept for good: as
-# many as there are different ones, however often each is captured.
-_CAPTURED: dict[Asked, _There] = {}
-
-
-def on_device(device: torch.device, make: Callable[..., L], *asked: Hashable) -> L:
-    """``make(*asked)`` on a device, the current one. It is cached, and on the CPU not copied."""
+def on_device(device: torch.device, make: Callable[..., L | None], *content: Hashable) -> L | None:
+    """``make(*content)`` on a device, the current one: see `cached`. On the CPU it is not copied."""
     if device.type == "cpu":
-        return make(*asked)
-    key = (make.__name__, *asked, device)
-    with _LOCK:
-        there = _CAPTURED.get(key) or _KEPT.get(key)
-        if there is None:
-            made = make(*asked)
-            there = _KEPT[key] = _There(made.at(_copied(made.numbers, device)), set())
-            if len(_KEPT) > KEPT:
-                del _KEPT[next(iter(_KEPT))]
-        if torch.cuda.is_current_stream_capturing():
-            _CAPTURED[key] = there
-        else:
-            _read_on(torch.cuda.current_stream(device), there)
-    found: L = there.made
-    return found
+        return make(*content)
+    key = make.__name__, *content
+    current = torch.cuda.current_stream(device)
+    is_capturing, is_inference = torch.cuda.is_current_stream_capturing(), torch.is_inference_mode_enabled()
+
+    def copied() -> L | None:
+        found: L | None = _alive.get((*key, device))
+        if found is None:
+            found = make(*content)
+            if found is None:
+                return None
+            _alive[(*key, device)] = found = found.at(found.numbers.to(device))
+        return found
+
+    def find() -> L | None:
+        return cached(_lists, key, device, copied)
+
+    def captured() -> L | None:
+        # Made before it is captured, on another stream; then kept for good.
+        with torch.inference_mode(is_inference), torch.cuda.stream(_stream(device)):
+            held = find()
+            _stream(device).synchronize()
+        with torch.inference_mode(is_inference), torch.cuda.stream(current):
+            found = find()
+        assert found is held
+        return found
+
+    def made() -> L | None:
+        found = _aside(device, copied)
+        if found is not None:  # its memory is not reused before this stream is done
+            found.numbers.record_stream(current)
+        return found
+
+    return _aside(device, captured, False) if is_capturing else cached(_lists, key, device, made)
 
 
-def _read_on(stream: torch.cuda.Stream, there: _There) -> None:
-    """Sees to it that, should the list be forgotten, its memory is not reused before this stream is done. A stream that
-    the allocator knows once counts until the memory is freed."""
-    if stream.cuda_stream not in there.streams:
-        there.made.numbers.record_stream(stream)
-        there.streams.add(stream.cuda_stream)
+def _aside(device: torch.device, run: Callable[[], L | None], on_stream: bool = True) -> L | None:
+    """What ``run`` returns, in a thread of its own, where other threads may capture graphs meanwhile: what it does is
+    no part of them. A CUDA graph, as in compiled code, has a memory pool for a thread or a stream, and takes back what
+    that gave. By default on a stream of its own, without waiting for any other."""
 
-
-def _copied(numbers: Tensor, device: torch.device) -> Tensor:
-    """A copy that every stream may read, made at once and without waiting for any other stream, also while graphs are
-    captured. It has a thread and a stream of its own: a CUDA graph, as in compiled code, has a memory pool for a thread
-    or a stream, and takes back what that gave."""
-
-    def copy() -> Tensor:
+    def relaxed() -> L | None:
         _relax()
-        stream = _stream(device)
-        with torch.cuda.stream(stream):
-            made = numbers.to(device)
-        stream.synchronize()
-        return made
+        if not on_stream:
+            return run()
+        with torch.cuda.stream(_stream(device)):
+            found = run()
+        _stream(device).synchronize()
+        return found
 
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(copy).result()
+        return thread.submit(relaxed).result()
 
 
 def _relax() -> None:
-    """Lets this thread allocate and copy while others capture: what it does is no part of their graphs. PyTorch has no
-    function for this; without NVIDIA's driver, only threads that capture are restricted."""
+    """Lets this thread allocate and copy while others capture. PyTorch has no function for this; without NVIDIA's
+    driver, only threads that capture are restricted."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(DRIVER).cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(RELAXED)))
 
@@ -114,22 +113,11 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 TABLES = ("bias", "vectors", "values", "factor")  # those that the kernels support
-LOWS = tuple(given.TABLES.index(name) for name in TABLES)
+LOWS = tuple(blockwise.TABLES.index(name) for name in TABLES)
 ANY = 2**30  # beyond any index, and half the range of int32
 WIDTHS = (5, 5, 6 + len(TABLES), 6 + len(TABLES))  # of tasks and tiles of both sides
 ALIGNED = 4  # integers: Triton compiles for addresses that are multiples of 16 bytes
-
 SPAN = 128  # tokens of a block of which is known whether it counts
-# Arguments that differ from call to call: of these no kernel is compiled anew for 1, or for multiples of 16. Strides
-# are not among them, since rows are read in one piece only if they are known to be aligned.
-LENGTHS = (
-    "queries", "keys", "bias_entries", "vectors_entries", "values_entries", "factor_entries",
-    "bias_head", "vectors_head", "values_head", "factor_head", "slopes_head",
-    "past", "least_r", "low", "lead", "count", "batch", "own", "blocks", "blocks_q", "blocks_k", "place_q_row",
-    "place_k_row", "highest_head",
-)  # fmt: skip
-
-Numbers: TypeAlias = tuple[int, ...]
 
 
 class Tasks:
@@ -166,26 +154,32 @@ class Tasks:
 
 def tasks_of(tiling: Numbers, lows: Numbers, rows: int, block: int, device: torch.device) -> Tasks:
     """The tasks of a call on a device."""
-    return on_device(device, _tasks, tiling, lows, rows, block)
+    tasks: Tasks | None = on_device(device, _tasks, tiling, lows, rows, block)
+    assert tasks is not None
+    return tasks
 
 
-@functools.lru_cache(KEPT)
-def _tasks(tiling: Numbers, lows: Numbers, rows: int, block: int) -> Tasks:
+def _tasks(numbers: Numbers, lows: Numbers, rows: int, block: int) -> Tasks:
     """The same on the CPU."""
-    told = Tiling.unflat(tiling)
-    found = told.tiles(rows)
+    tiling = Tiling.unflat(numbers)
+    tiles = tiling.tiles(rows)
     sides = (
-        _side(found, told.query, "start", "stop", lows, block),
-        _side(found, told.key, "first", "last", lows, block),
+        _side(tiles, tiling.query, "start", "stop", lows, block),
+        _side(tiles, tiling.key, "first", "last", lows, block),
     )
     tokens = [sum(side[0][2 :: WIDTHS[0]]) - sum(side[0][1 :: WIDTHS[0]]) for side in sides]
     parts = (sides[0][0], sides[1][0], sides[0][1], sides[1][1])
     counts = [len(part) // width for part, width in zip(parts, WIDTHS, strict=True)]
     padded = [number for part in parts for number in (*part, *[0] * (_whole(len(part)) - len(part)))]
-    numbers = torch.tensor(padded, dtype=torch.int32, device="cpu")
-    reached = distances(found)
-    alike = len(told.query.rows or ()) == len(told.key.rows or ()) == 1
-    return Tasks(numbers, counts, rows if alike else 1, reached[1] if reached else 0, (tokens[0], tokens[1]))
+    reach = distances(tiles)
+    alike = len(tiling.query.rows or ()) == len(tiling.key.rows or ()) == 1
+    return Tasks(
+        torch.tensor(padded, dtype=torch.int32, device="cpu"),
+        counts,
+        rows if alike else 1,
+        reach[1] if reach else 0,
+        (tokens[0], tokens[1]),
+    )
 
 
 def _whole(count: int) -> int:
@@ -194,7 +188,7 @@ def _whole(count: int) -> int:
 
 
 def _side(
-    found: Sequence[Tile], layout: Layout, first: str, last: str, lows: Numbers, block: int
+    tiles: Sequence[Tile], layout: Layout, first: str, last: str, lows: Numbers, block: int
 ) -> tuple[list[int], list[int]]:
     """Tasks for the blocks of every span with tiles, and the tiles, span by span."""
     assert layout.rows is not None
@@ -206,7 +200,7 @@ def _side(
     tasks: list[tuple[int, ...]] = []
     numbers: list[int] = []
     count = 0
-    for (row, _), group in itertools.groupby(sorted(found, key=span_of), key=span_of):
+    for (row, _), group in itertools.groupby(sorted(tiles, key=span_of), key=span_of):
         of_span = list(group)
         numbers += itertools.chain.from_iterable(_numbers(tile, lows) for tile in of_span)
         start, stop = min(getattr(t, first) for t in of_span), max(getattr(t, last) for t in of_span)
@@ -227,8 +221,8 @@ def _numbers(tile: Tile, lows: Numbers) -> tuple[int, ...]:
 
 
 class Places:
-    """The lowest and the highest coordinate of every block of ``span`` queries and keys, (rows or 1, blocks, 2), parts
-    of one tensor ``numbers``, int32. Of a block without tokens they are any."""
+    """The lowest and the highest coordinate of every block of `SPAN` queries and keys, (rows or 1, blocks, 2), parts of
+    one tensor ``numbers``, int32. Of a block without tokens they are any."""
 
     def __init__(self, numbers: Tensor, shapes: Sequence[tuple[int, int]]) -> None:
         self.numbers, self.shapes = numbers, shapes
@@ -241,150 +235,91 @@ class Places:
         return Places(numbers, self.shapes)
 
 
-def places_of(tiling: Numbers, queries: int, keys: int, span: int, device: torch.device) -> Places | None:
+def places_of(tiling: Numbers, queries: int, keys: int, device: torch.device) -> Places | None:
     """The coordinates of blocks on a device; None if they are too far apart for int32, or are not known."""
-    if _coordinates(tiling, queries, keys, span) is None:
-        return None
-    return on_device(device, _places, tiling, queries, keys, span)
+    return on_device(device, _places, tiling, queries, keys)
 
 
-@functools.lru_cache(KEPT)
-def _coordinates(tiling: Numbers, queries: int, keys: int, span: int) -> tuple[list[list[tuple[int, int]]], ...] | None:
-    """Those of queries and of keys, relative to some coordinate."""
-    told = Tiling.unflat(tiling)
-    spans = [s for layout in (told.query, told.key) for row in layout.rows or () for s in row]
-    if not spans or any(s.line is None for s in spans):
+def _places(numbers: Numbers, queries: int, keys: int) -> Places | None:
+    """The same on the CPU, relative to some coordinate."""
+    tiling = Tiling.unflat(numbers)
+    layouts = (tiling.query, queries), (tiling.key, keys)
+    spans = [span for layout, _ in layouts for row in layout.rows or () for span in row]
+    if not spans or any(span.line is None for span in spans):
         return None
     zero = spans[0].line or 0
-    found = []
-    for layout, tokens in ((told.query, queries), (told.key, keys)):
+    sides = []
+    for layout, tokens in layouts:
         rows = []
         for row in layout.rows or ():
-            ends = [(ANY, -ANY)] * -(-tokens // span)
-            for s in row:
-                assert s.line is not None
-                for block in range(s.start // span, -(-s.stop // span)):
-                    first, last = max(s.start, block * span), min(s.stop, (block + 1) * span) - 1
-                    low, high = (s.line - zero + token - s.start for token in (first, last))
+            ends = [(ANY, -ANY)] * -(-tokens // SPAN)
+            for span in row:
+                assert span.line is not None
+                for block in range(span.start // SPAN, -(-span.stop // SPAN)):
+                    first, last = max(span.start, block * SPAN), min(span.stop, (block + 1) * SPAN) - 1
+                    low, high = (span.line - zero + token - span.start for token in (first, last))
                     if max(abs(low), abs(high)) >= ANY // 2:
                         return None
                     ends[block] = min(ends[block][0], low), max(ends[block][1], high)
             rows.append([end if end[0] <= end[1] else (0, 0) for end in ends])
-        found.append(rows)
-    return tuple(found)
+        sides.append(rows)
+    of_queries, of_keys = ([number for row in rows for end in row for number in end] for rows in sides)
+    padding = [0] * (_whole(len(of_queries)) - len(of_queries))
+    padded = torch.tensor([*of_queries, *padding, *of_keys], dtype=torch.int32, device="cpu")
+    return Places(padded, [(len(rows), len(rows[0])) for rows in sides])
 
 
-@functools.lru_cache(KEPT)
-def _places(tiling: Numbers, queries: int, keys: int, span: int) -> Places:
-    """The same on the CPU."""
-    found = _coordinates(tiling, queries, keys, span)
-    assert found is not None
-    parts = [[n for row in rows for end in row for n in end] for rows in found]
-    numbers = [*parts[0], *[0] * (_whole(len(parts[0])) - len(parts[0])), *parts[1]]
-    shapes = [(len(rows), len(rows[0])) for rows in found]
-    return Places(torch.tensor(numbers, dtype=torch.int32, device="cpu"), shapes)
+# -- the tiles of a few queries ----------------------------------------------------------------------------------------
+
+TILE = (
+    "start", "stop", "from_key", "to_key", "least", "most",
+    "of_bias", "of_vectors", "of_values", "of_factor", "of_away", "apart",
+)  # fmt: skip
+"""Queries start .. stop attend to keys from_key .. to_key with least <= j - i <= most. The entry of the pair in each
+table is j - i plus the next five, and the distance of its coordinates is j - i + apart."""
 
 
-AT_ONCE = 64  # blocks of the other side
-FEWEST_KEYS = 1024  # a guess of the number from which on it pays off: not measured yet
-HOW = {"num_warps": 4}
+class RowTiles:
+    """The tiles of each batch row. ``numbers``, int32, says where those of a row begin and end, counted in tiles, and
+    then has `TILE` of each; None for a single tile, which is ``tile``. ``by_row`` is 1 if rows differ, else 0."""
 
-Counted = dict[str, Any]
+    def __init__(self, numbers: Tensor | None, tile: Numbers, by_row: int, count: int) -> None:
+        self.numbers, self.tile, self.by_row, self.count = numbers, tile, by_row, count
 
-STRIDED = "{0} {0}_batch {0}_head {0}_row"
-BIAS = "bias bias_head bias_entries low groups SPAN"
-OF_QUERIES = f"""{STRIDED.format("q")} {STRIDED.format("k")} {BIAS} lse longest meeting shift query_clock key_clock
-    heads queries keys own scale D E BLOCK_D BLOCK_E"""
-OF_KEYS = f"{STRIDED.format('k')} key_clock groups keys D BLOCK_D SPAN"
-OF_BOTH = f"{BIAS} slopes slopes_head"
+    def at(self, numbers: Tensor) -> RowTiles:
+        """The same with a copy of the numbers."""
+        return RowTiles(numbers, self.tile, self.by_row, self.count)
 
 
-def counted(launch: Any, sides: tuple[int, ...], lse: Tensor | None = None) -> list[Counted]:
-    """The arguments "counted" (batch, heads, blocks, 2) and "blocks" of kernels for blocks of queries (side 0) and of
-    keys (side 1): the first token and the one after the last of the other side, that may have more than ``skip_below``
-    of a row's weight, int32; None for all. Does not synchronize a device.
-
-    Without the log-sum-exp, each query must attend to its own key. A function of the score has no bound.
-    """
-    query, key, given = launch.query, launch.key, launch.given
-    nothing: list[Counted] = [{"counted": None, "blocks": 0} for _ in sides]
-    has_least = lse is not None or launch.own >= 0
-    if launch.skip_below <= 0 or key.size(2) < FEWEST_KEYS or launch.form.function[0] or not has_least:
-        return nothing
-    (batch, heads, queries), (kv_heads, keys) = query.shape[:3], key.shape[1:3]
-    low, places = launch.lows.get("bias", 0), None
-    if "bias" in given:
-        places = places_of(launch.tiling, queries, keys, SPAN, query.device)
-        if places is None:
-            return nothing
-    blocks = -(-queries // SPAN), -(-keys // SPAN)
-    is_clocked = "query_clock" in given
-
-    def made(heads: int, count: int, is_there: bool = True, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        return query.new_empty((batch, heads, count), dtype=dtype) if is_there else None
-
-    of_q = {"most": made(heads, blocks[0]), "more": made(heads, blocks[0], "vectors" in given)}
-    of_q |= {"least": made(heads, blocks[0]), "clock": made(heads, blocks[0], is_clocked, torch.float64)}
-    of_k = {"most": made(kv_heads, blocks[1]), "clock": made(heads, blocks[1], is_clocked, torch.float64)}
-    longest = None
-    if "vectors" in given:
-        longest = torch.linalg.vector_norm(given["vectors"], dim=-1, dtype=torch.float32).amax(-1)
-        longest = longest.expand(heads).contiguous()  # which the kernel reads without a stride
-    every = {
-        **launch.shared,
-        **launch.known,
-        "lse": lse,
-        "longest": longest,
-        "own": launch.own,
-        "low": low,
-        "SPAN": SPAN,
-    }
-
-    def start(name: str, takes: str, grid: tuple[int, ...], **others: Any) -> None:
-        launch.start(name, grid, **{name: every[name] for name in takes.split()}, **others, **HOW)
-
-    start("bounds_queries", OF_QUERIES, (blocks[0], heads, batch), **of_q)
-    start("bounds_keys", OF_KEYS, (blocks[1], kv_heads, batch), **of_k)
-    of_both: dict[str, Any] = {f"{name}_q": x for name, x in of_q.items()}
-    of_both |= {f"{name}_k": x for name, x in of_k.items()} | {"blocks_q": blocks[0], "blocks_k": blocks[1]}
-    highest = None
-    if places is not None:
-        highest = given["highest"] if "highest" in given else highest_of(given)
-    of_both |= {"highest": highest, "highest_head": 0 if highest is None or len(highest) == 1 else highest.size(1)}
-    for name in ("query", "key"):
-        x = None if places is None else getattr(places, name)
-        of_both[f"place_{name[0]}"] = x
-        of_both[f"place_{name[0]}_row"] = 0 if x is None or x.size(0) == 1 else x.stride(0)
-    threshold = skip_threshold(launch.skip_below, keys)
-    found: list[Counted] = []
-    for side in sides:
-        of = query.new_empty((batch, heads, blocks[side], 2), dtype=torch.int32)
-        which = {"threshold": threshold, "OF_KEYS": side == 1, "C": AT_ONCE}
-        start("bounds_counted", OF_BOTH, (blocks[side], heads, batch), counted=of, **of_both, **which)
-        found.append({"counted": of, "blocks": blocks[side]})
-    return found
+def row_tiles_of(tiling: Numbers, lows: Numbers, rows: int, device: torch.device) -> RowTiles:
+    """The tiles of a call with few queries."""
+    tiles: RowTiles | None = _row_tiles(tiling, lows, rows)
+    if tiles is not None and tiles.numbers is not None:
+        tiles = on_device(device, _row_tiles, tiling, lows, rows)
+    assert tiles is not None
+    return tiles
 
 
-def highest_of(given: Mapping[str, Tensor]) -> Tensor:
-    """The maximum of the bias, (heads or 1, entries), over the distances of two contiguous blocks, wherever these
-    start. Beyond its ends it repeats its end entries, or is a line that is not of the table."""
-    window = 2 * SPAN - 1
-    beyond: dict[str, Any] = {"value": -torch.inf} if "slopes" in given else {"mode": "replicate"}
-    return F.max_pool1d(F.pad(given["bias"][..., 0], (window, window), **beyond), window, 1)
+def _row_tiles(numbers: Numbers, lows: Numbers, rows: int) -> RowTiles:
+    tiling = Tiling.unflat(numbers)
+    tiles = tiling.tiles(rows)
+    is_ragged = len(tiling.query.rows or ()) != 1 or len(tiling.key.rows or ()) != 1
+    tile = _row_tile(tiles[0], lows) if tiles else (0,) * len(TILE)
+    if len(tiles) <= 1 and not is_ragged:
+        return RowTiles(None, tile, 0, len(tiles))
+    of_rows = [0] * (rows if is_ragged else 1)
+    for each in tiles:
+        of_rows[each.row.start] += 1
+    before = -(-(len(of_rows) + 1) // len(TILE))  # in place of tiles
+    ends = [*itertools.accumulate(of_rows, initial=before)]
+    ends += [0] * (before * len(TILE) - len(ends))
+    flat = [*ends, *itertools.chain.from_iterable(_row_tile(each, lows) for each in tiles)]
+    return RowTiles(torch.tensor(flat, dtype=torch.int32, device="cpu"), tile, int(is_ragged), len(tiles))
 
 
-def of_neighbours(counted: Tensor) -> Tensor:
-    """What a program is computed with at most whose tokens are of two blocks, (batch, heads, blocks, 2)."""
-    ends = counted.double() * counted.new_tensor((-1, 1))
-    greatest = F.max_pool2d(ends, (3, 1), 1, (1, 0))
-    return (greatest * counted.new_tensor((-1, 1))).to(counted.dtype)
-
-
-def share(some: Tensor, counted: Tensor) -> float:
-    """The fraction of blocks with unmasked pairs (rows, query_blocks, key_blocks) that are between the first and the
-    last that count. Reads tensor values."""
-    first, last = (counted[..., end, None] for end in (0, 1))
-    key = torch.arange(some.size(2), device=some.device) * SPAN
-    inside = (first <= key) & (key < last)
-    some = some[:, None].expand_as(inside)
-    return float((some & inside).sum() / some.sum().clamp(min=1))
+def _row_tile(tile: Tile, lows: Numbers) -> Numbers:
+    least, most = -ANY if tile.low is None else tile.low, ANY if tile.high is None else tile.high
+    bases = [lows[blockwise.POSSIBLE.index(name)] for name in (*TABLES, "away")]
+    apart = [ANY if tile.distance is None else tile.distance - low for low in (*bases, 0)]
+    within = (min(max(n, -ANY), ANY) for n in apart)
+    return (tile.start, tile.stop, tile.first, tile.last, least, most, *within)
