@@ -52,22 +52,22 @@ def added(piece: Piece, block: Block) -> Tensor:
     return _form_of(piece).added(piece, block)
 
 
-def _rotated(base: float, meeting: Tensor, r: Tensor) -> Tensor:
+def _rotated_products(base: float, meeting: Tensor, r: Tensor) -> Tensor:
     """The products of rows x (batch, heads, rows, 2 pairs) with sinusoids of consecutive distances r, (batch, heads,
     rows, distances). With R(p) = (sin p theta, cos p theta), x . R(-r - f) is R(-f) times x rotated by -r theta, so
-    sinusoids of `TURNS` distances suffice."""
+    sinusoids of `DISTANCES_PER_ROTATION` distances suffice."""
     width, device = meeting.size(-1), r.device
-    angle = phases(-r[::TURNS], constant(frequencies, width, base, device=device))
+    angle = phases(-r[::DISTANCES_PER_ROTATION], constant(frequencies, width, base, device=device))
     cos, sin = angle.cos().to(meeting), angle.sin().to(meeting)
     a, b = meeting[..., None, :].chunk(2, -1)
     rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
-    near = constant(_near, width, base, meeting.dtype, device=device)
+    near = constant(_near_sinusoids, width, base, meeting.dtype, device=device)
     return (rotated @ near.mT).flatten(-2)[..., : r.size(0)]
 
 
-def _near(width: int, base: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The sinusoids of the distances 0, 1, .. `TURNS` - 1."""
-    angle = phases(-torch.arange(TURNS, device=device), frequencies(width, base, device))
+def _near_sinusoids(width: int, base: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The sinusoids of the distances 0, 1, .. `DISTANCES_PER_ROTATION` - 1."""
+    angle = phases(-torch.arange(DISTANCES_PER_ROTATION, device=device), frequencies(width, base, device))
     return torch.cat((angle.sin(), angle.cos()), -1).to(dtype=dtype, device=device)
 
 
@@ -234,7 +234,7 @@ class _OfRelativeDot(Form):
             check_width(through.mT, meeting, distance.scheme)
             meeting = meeting @ through
             if piece.base is not None and table.index is None and distance.reach is None:
-                products = _rotated(piece.base, meeting, r)
+                products = _rotated_products(piece.base, meeting, r)
                 return products.gather(-1, table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1))
             vectors = block.of_heads(piece.vectors(r), distance.scheme)
         else:

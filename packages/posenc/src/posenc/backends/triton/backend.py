@@ -122,7 +122,7 @@ def _prepared(call: Call) -> tuple[Prepared, Tensor, list[Tensor]]:
 
     def make() -> Prepared:
         lines.append(_Lines(call))
-        tensors, is_fixed = lines[0].tensors, lines[0].key is call.key and lines[0].is_of_positions
+        tensors, is_fixed = lines[0].tensors, blockwise.is_of_positions(call) and not lines[0].learned
         skipping = _skipping(call)
         if is_fixed and call.store is not None and "bias" in tensors and skipping[0] and not call.has_few_queries:
             tensors["highest"] = highest_of(tensors)
