@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from tests.awkward import clocked
 from torch import Tensor
 
 import posenc
 from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.arguments import PRECISIONS
+from tests.user_schemes import clocked
 
 STORED = Path(__file__).parents[4] / "research" / "benchmarks" / "results" / "kernels.json"
 TOKENS = 4096
