@@ -32,6 +32,7 @@ COMMON: dict[str, Callable[[], Scheme | None]] = {
     "kerple": lambda: KERPLE(HEADS),
     "fire": lambda: FIRE(HEADS),
     "shaw": lambda: Shaw(HEAD_DIM, max_distance=4),
+    "transformer-xl": lambda: TransformerXL(HEADS, HEAD_DIM),
     "rope + t5": lambda: RoPE(HEAD_DIM) + T5(HEADS),
 }
 

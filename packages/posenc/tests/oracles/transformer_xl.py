@@ -78,7 +78,7 @@ def score(terms: Terms) -> Score:
 
 def of_segments(s: Any, query: Tensor, x: Any, y: Any, score: Score) -> Score:
     """The logit with the term of segments added."""
-    q, w, e = heads(query), matrix(s.biases["segment"]), matrices(s.segment)
+    q, w, e = heads(query), matrix(s.biases.segment), matrices(s.segment)
     here, there = (p.expand(2).segment.tolist() for p in (x, y))
 
     def with_segments(s: float, b: int, h: int, i: int, j: int) -> float:

@@ -151,7 +151,7 @@ def test_transformer_xl_with_segments_is_xlnets_attention() -> None:
     scheme = TransformerXL(HEADS, HEAD_DIM, segments=True, share_biases=False).double()
     pairs = {"content": layer.r_w_bias, "position": layer.r_r_bias, "segment": layer.r_s_bias}
     theirs = [*pairs.values(), layer.seg_embed]
-    mine = [*(scheme.biases[name] for name in pairs), scheme.segment]
+    mine = [*(getattr(scheme.biases, name) for name in pairs), scheme.segment]
     with torch.no_grad():
         scheme.projection.copy_(layer.r.permute(1, 2, 0))
         for parameter, given in zip(mine, theirs, strict=True):

@@ -104,7 +104,7 @@ def long_tables(call: Call) -> str | None:
 
 
 def _differs_between_queries(piece: AddedVector, call: Call) -> bool:
-    query = piece.query
+    query = piece.of_tokens
     return query is not None and not (query.dim() == 4 and query.size(0) == query.size(2) == 1)
 
 
@@ -406,10 +406,10 @@ class KernelOperands:
         if piece.key is not None:
             check_width(piece.key, self.call.query, piece.scheme)
             self.key = self.key + piece.key.to(self.call.dtype)
-        elif piece.query is not None:
-            check_width(piece.query, self.call.query, piece.scheme)
+        elif piece.of_tokens is not None:
+            check_width(piece.of_tokens, self.call.query, piece.scheme)
             heads = self.call.query.size(1)
-            u = block.of_heads(piece.query[0, :, 0].to(self.call.dtype), piece.scheme).expand(heads, -1)
+            u = block.of_heads(piece.of_tokens[0, :, 0].to(self.call.dtype), piece.scheme).expand(heads, -1)
             self.tensors["shift"] = self.tensors["shift"] + u if "shift" in self.tensors else u
 
     def _clock(self, piece: CumulativeBias, block: Block) -> None:
@@ -569,8 +569,8 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     groups = heads // call.key.size(1)
     query = block.query
     for piece in call.pieces:
-        if isinstance(piece, AddedVector) and piece.query is not None:
-            query = query + added_to_query(piece, piece.query, block).to(query.dtype)
+        if isinstance(piece, AddedVector) and piece.of_tokens is not None:
+            query = query + added_to_query(piece, piece.of_tokens, block).to(query.dtype)
     mine = block.key[:, :, None, own : own + query.size(2)]
     score = (query.unflatten(1, (-1, groups)) * mine).sum(-1).flatten(1, 2) * call.scale
     longest = torch.linalg.vector_norm(block.key, dim=-1, dtype=call.dtype)

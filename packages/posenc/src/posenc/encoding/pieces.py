@@ -188,7 +188,8 @@ class RelativeDot(Piece):
 @dataclass(frozen=True)
 class AddedVector(Piece):
     """Adds the product of a vector with the key or the query: s_ij + scale u_i . k_j with ``query`` = u, or
-    s_ij + scale q_i . w_j with ``key`` = w. Either is (batch or 1, heads or 1, tokens or 1, head_dim)."""
+    s_ij + scale q_i . w_j with ``key`` = w. Either is (batch or 1, heads or 1, tokens or 1, head_dim); u may be
+    (heads, head_dim), the same for all tokens."""
 
     scheme: str
     query: Tensor | None = None
@@ -200,15 +201,21 @@ class AddedVector(Piece):
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(x for x in (self.query, self.key) if x is not None)
 
+    @property
+    def of_tokens(self) -> Tensor | None:
+        """u, (batch or 1, heads or 1, tokens or 1, head_dim)."""
+        return self.query[None, :, None] if self.query is not None and self.query.dim() == 2 else self.query
+
     def mapped(self, change: Change) -> AddedVector:
-        query, key = self.query, self.key
+        query, key = self.of_tokens, self.key
         query = None if query is None else change("query", query)
         return replace(self, query=query, key=None if key is None else change("key", key))
 
     def limits(self, r: Tensor, query_norm: Norm, key_norm: Norm, scale: float) -> Limits | None:
-        if self.key is not None or self.query is None or self.query.size(2) != 1:
+        query = self.of_tokens
+        if self.key is not None or query is None or query.size(2) != 1:
             return None
-        u = self.query.detach()[0, :, 0].norm(dim=-1, keepdim=True).double().cpu()
+        u = query.detach()[0, :, 0].norm(dim=-1, keepdim=True).double().cpu()
         return 0.0, 2 * scale * u * key_norm
 
 

@@ -262,8 +262,8 @@ class _OfAddedVector(Form):
     def added(self, piece: AddedVector, block: Block) -> Tensor:
         grouped = block.query.size(1) // block.key.size(1)
         term: Tensor | None = None
-        if piece.query is not None:
-            u = added_to_query(piece, piece.query, block).to(block.dtype)
+        if piece.of_tokens is not None:
+            u = added_to_query(piece, piece.of_tokens, block).to(block.dtype)
             u = u.expand(-1, block.query.size(1), -1, -1).unflatten(1, (-1, grouped))
             key = block.key.to(block.dtype)
             term = torch.einsum("bguid,bgjd->bguij", u.expand(key.size(0), *u.shape[1:]), key).flatten(1, 2)
@@ -422,8 +422,8 @@ def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[P
     on_query = any(piece.query is not None for piece in both)
     for piece in pieces:
         if isinstance(piece, AddedVector) and piece.key is None:
-            assert piece.query is not None
-            query = query + added_to_query(piece, piece.query, block).to(query.dtype)
+            assert piece.of_tokens is not None
+            query = query + added_to_query(piece, piece.of_tokens, block).to(query.dtype)
         elif isinstance(piece, AddedVector) and piece.key is not None and piece.query is None and not on_query:
             check_width(piece.key, query, piece.scheme)
             key = key + piece.key.to(key.dtype)

@@ -20,6 +20,17 @@ from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 
 
+class Biases(nn.Module):
+    """u, v and, with segments, w. A module, since tensors that two modules share are no longer shared after they leave
+    ``meta``."""
+
+    def __init__(self, num_heads: int, head_dim: int, segments: bool) -> None:
+        super().__init__()
+        self.content = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.position = nn.Parameter(torch.empty(num_heads, head_dim))
+        self.segment = nn.Parameter(torch.empty(num_heads, head_dim)) if segments else None
+
+
 class TransformerXL(Scheme):
     """Relative attention with four terms.
 
@@ -66,21 +77,19 @@ class TransformerXL(Scheme):
         self.base, self.share_biases = number("base", base, above=1), share_biases
         self.segments = segments
         self.projection = nn.Parameter(torch.empty(num_heads, head_dim, dim))
-        # A module, since tensors that two modules share are no longer shared after they leave ``meta``.
-        names = ("content", "position", *(("segment",) if segments else ()))
-        self.biases = nn.ParameterDict({name: torch.empty(num_heads, head_dim) for name in names})
+        self.biases = Biases(num_heads, head_dim, segments)
         self.segment = nn.Parameter(torch.empty(2, num_heads, head_dim)) if segments else None
         self.reset_parameters()
 
     @property
     def content_bias(self) -> Float[Tensor, "heads head_dim"]:
         """u."""
-        return self.biases["content"]
+        return self.biases.content
 
     @property
     def position_bias(self) -> Float[Tensor, "heads head_dim"]:
         """v."""
-        return self.biases["position"]
+        return self.biases.position
 
     def reset_parameters(self) -> None:
         for parameter in self.parameters():
@@ -96,7 +105,7 @@ class TransformerXL(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[AddedVector | RelativeDot, ...]:
-        u = AddedVector("TransformerXL", query=self.content_bias[None, :, None])
+        u = AddedVector("TransformerXL", query=self.content_bias)
         distance = Distance("TransformerXL", num_heads=self.num_heads)
         meeting = RelativeDot(
             self._sinusoid, distance, shift=self.position_bias, through=self.projection, base=self.base
@@ -104,8 +113,9 @@ class TransformerXL(Scheme):
         if self.segment is None:
             return u, meeting
         apart = replace(distance, axis="segment", integral=True, tail="constant", past=1)
-        e = self.segment.transpose(0, 1)
-        return u, meeting, RelativeDot(lambda r: e[:, (r != 0).long()], apart, shift=self.biases["segment"])
+        e = self.segment
+        at = RelativeDot(lambda r: e.transpose(0, 1)[:, (r != 0).long()], apart, shift=self.biases.segment)
+        return u, meeting, at
 
     def terms(self, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The four scaled terms in the order of the formula, each (batch, heads, queries, keys). Their sum is the
