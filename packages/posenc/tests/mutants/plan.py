@@ -5,7 +5,8 @@ from functools import partial
 
 import torch
 
-from posenc.backends import plan
+from posenc.backends import blockwise, plan
+from posenc.encoding import staleness
 from posenc.encoding.encoding import Encoding
 from tests.backends import test_bound, test_plan
 from tests.mutants import Line, Mutant, lines
@@ -31,7 +32,32 @@ FORGOTTEN = [
 T5_OF_OTHER_DATA = partial(test_bound.test_what_is_changed_is_read, test_bound.OTHERS[3])
 ROPE_OF_ANOTHER_BASE = partial(test_bound.test_what_is_changed_is_read, test_bound.OTHER_ATTRIBUTES[0])
 
+SHARED = [
+    ("forget a parameter", "not is_all or ", "one in a dictionary"),
+    ("repeat a gradient", " or _reached(before, read)[0]", "one from the other"),
+]
+
 MUTANTS = (
+    *(
+        Line(
+            f"tables that layers share {what}",
+            blockwise,
+            "repeatable",
+            (this, ""),
+            partial(
+                test_plan.test_layers_that_share_tables_have_the_gradients_of_layers_that_do_not, scheme, "at once"
+            ),
+        )
+        for what, this, scheme in SHARED
+    ),
+    *lines(
+        partial(
+            test_bound.test_an_encoding_keeps_its_values_and_is_refused_when_they_are_old,
+            test_bound.CHANGES["one number"],
+            torch.no_grad,
+        ),
+        ("half of the parameters are compared", staleness, "_is_same", "p.nbytes", "p.nbytes // 2"),
+    ),
     *(
         Line(f"a plan forgets the {what}", plan, "signature_of", (this, that), anew(change))
         for what, this, that, change in FORGOTTEN
