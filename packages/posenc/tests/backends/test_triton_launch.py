@@ -1,24 +1,29 @@
 """How the kernels for CUDA are launched: what is settled before, copied once, or refused. None of this needs a GPU."""
 
+import ast
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakValueDictionary
 
 import pytest
 import torch
+from tests.awkward import Pieces
+from tests.backends.counting import operations
 from torch import Tensor
 
 import posenc
 from posenc import ALiBi, Positions, Shaw, compat
 from posenc.backends import blockwise, cache, fitting
 from posenc.backends.request import Request
-from posenc.backends.triton import backend, operator, tasks
+from posenc.backends.triton import arguments, backend, operator, tasks
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
-from tests.user_schemes import Pieces
 
 # --- precision of products --------------------------------------------------------------------------------------------
 
@@ -55,6 +60,194 @@ def launched(
     assert isinstance(out, Tensor)
     out.sum().backward()
     return calls
+
+
+# --- later calls of a plan --------------------------------------------------------------------------------------------
+
+KERNELS = ast.parse((Path(operator.__file__).parent / "kernels.py").read_text())
+PARAMETERS = {f.name: [a.arg for a in f.args.args] for f in KERNELS.body if isinstance(f, ast.FunctionDef)}
+
+
+@dataclass
+class Started:
+    """A launch: of a kernel that was ``compiled`` before, or for which Triton looks at all arguments."""
+
+    name: str
+    compiled: bool
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+
+
+class NullLauncher:
+    """In place of Triton: keeps the launches, and starts nothing."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.started: list[Started] = []
+        patch.setattr(backend, "missing", lambda: None)
+        patch.setattr(backend, "is_interpreted", lambda: True)  # so that it takes tensors of the CPU
+        patch.setattr(operator, "is_interpreted", lambda: False)
+        patch.setattr(operator, "kernel_of", lambda name: NullKernel(self, name))
+        patch.setattr(operator, "out_of_resources", lambda: MemoryError)
+
+    def launches(self, run: Callable[[], object]) -> list[Started]:
+        self.started.clear()
+        run()
+        return list(self.started)
+
+
+class NullKernel:
+    def __init__(self, launcher: NullLauncher, name: str) -> None:
+        self.launcher, self.name, self.arg_names = launcher, name, PARAMETERS[name]
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., Any]:
+        def start(**given: Any) -> CompiledKernel:
+            arguments = {name: given[name] for name in self.arg_names}
+            assert given.keys() - arguments.keys() <= {"num_warps", "num_stages", "maxnreg", "enable_fp_fusion"}
+            self.launcher.started.append(Started(self.name, False, grid, arguments))
+            return CompiledKernel(self)
+
+        return start
+
+
+class CompiledKernel:
+    """What a launch returns, by the name that Triton gives it."""
+
+    def __init__(self, kernel: NullKernel) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        def start(*arguments: Any) -> None:
+            named = dict(zip(self.kernel.arg_names, arguments, strict=True))
+            self.kernel.launcher.started.append(Started(self.kernel.name, True, grid, named))
+
+        return start
+
+
+def tensors_of(tokens: int, queries: int, learns: bool, offset: int = 0) -> list[Tensor]:
+    """Query, key and value; ``offset`` numbers after an address that is aligned."""
+    numbers = [torch.zeros(4 * n * 16 + offset, dtype=torch.bfloat16)[offset:] for n in (queries, tokens, tokens)]
+    return [x.view(1, 4, -1, 16).requires_grad_(learns) for x in numbers]
+
+
+def calling(
+    scheme: posenc.Scheme, tokens: int, queries: int, learns: bool
+) -> Callable[[list[Tensor]], dict[str, Tensor]]:
+    """A call, and its backward pass if parameters learn, with one encoding; it returns the tensors that came in."""
+    positions = Positions.arange(tokens)
+    encoding = scheme.requires_grad_(learns)(positions[-queries:], positions)
+    gradient = torch.ones(1, 4, queries, 16, dtype=torch.bfloat16)
+
+    def run(tensors: list[Tensor]) -> dict[str, Tensor]:
+        with torch.set_grad_enabled(learns):
+            out = posenc.attention(*tensors, encoding, is_causal=True, backend="triton")
+            assert isinstance(out, Tensor)
+            if learns:
+                torch.autograd.grad(out, [*tensors, *scheme.parameters()], gradient)
+        return dict(zip("qkv", tensors, strict=True))
+
+    return run
+
+
+LATER: dict[str, tuple[Callable[[], posenc.Scheme], int, int, bool]] = {
+    "ALiBi": (lambda: ALiBi(4), 70, 70, False),
+    "ALiBi, blocks that fade": (lambda: ALiBi(4), 1100, 1100, False),
+    "ALiBi, a step": (lambda: ALiBi(4), 1100, 1100, True),
+    "ALiBi, one query": (lambda: ALiBi(4), 1100, 1, False),
+    "T5, a step": (lambda: posenc.T5(4), 70, 70, True),
+    "Shaw": (lambda: Shaw(16, 5), 70, 70, False),
+    "Shaw, a step": (lambda: Shaw(16, 5), 70, 70, True),
+    "Shaw, one query": (lambda: Shaw(16, 5), 1100, 1, False),
+    "FIRE, one query": (lambda: posenc.FIRE(4), 1100, 1, False),
+}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_later_calls_start_what_was_compiled_with_the_same_arguments(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a first call would: the same numbers, tensors of the same kind, and those that came in. Where an address is
+    not aligned, Triton looks at the arguments again."""
+    gpu, (make, *of) = NullLauncher(monkeypatch), LATER[name]
+    inputs = tensors_of(*of)
+
+    def kind_of(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(kind_of, x))
+        if not isinstance(x, Tensor):
+            return x
+        held = [n for n, y in enumerate(inputs) if y.data_ptr() == x.data_ptr()]
+        return x.shape, x.stride(), x.dtype, held
+
+    scheme = make()
+    run = calling(scheme, *of)
+    first = gpu.launches(lambda: run(tensors_of(*of)))
+    later = gpu.launches(lambda: run(inputs))
+    alone = gpu.launches(lambda: calling(scheme, *of)(inputs))
+    assert not first[0].compiled
+    assert not alone[0].compiled
+    assert all(each.compiled for each in later)
+    for one, other in zip(later, alone, strict=True):
+        assert (one.name, one.grid) == (other.name, other.grid)
+        assert {n: kind_of(x) for n, x in one.arguments.items()} == {n: kind_of(x) for n, x in other.arguments.items()}
+    unaligned = gpu.launches(lambda: run(tensors_of(*of, offset=1)))
+    assert not any(each.compiled for each in unaligned)
+
+
+def test_a_changed_precision_of_products_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, q = NullLauncher(monkeypatch), torch.zeros(1, 4, 70, 16)
+    encoding = ALiBi(4)(Positions.arange(70))
+
+    def precision() -> str:
+        (started,) = gpu.launches(lambda: posenc.attention(q, q, q, encoding, is_causal=True, backend="triton"))
+        return arguments.PRECISIONS[started.arguments["W"].PRECISION]
+
+    try:
+        for setting, expected in (("highest", "ieee"), ("high", "tf32"), ("highest", "ieee")):
+            torch.set_float32_matmul_precision(setting)
+            assert precision() == expected
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+# Functions of posenc that a later call runs, and operations of PyTorch: new tensors, and what no kernel computes. On
+# the CPU the values of parameters are compared too.
+HOST: dict[str, tuple[int, int]] = {
+    "ALiBi": (50, 3),
+    "ALiBi, blocks that fade": (65, 7),
+    "ALiBi, a step": (155, 20),
+    "ALiBi, one query": (50, 5),
+    "T5, a step": (290, 56),
+    "Shaw": (70, 18),
+    "Shaw, a step": (350, 109),
+    "Shaw, one query": (65, 19),
+    "FIRE, one query": (90, 47),
+}
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_later_calls_take_little_of_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    NullLauncher(monkeypatch)
+    make, *of = LATER[name]
+    run, inputs = calling(make(), *of), tensors_of(*of)
+    for _ in range(2):
+        run(inputs)
+    most_calls, most_operations = HOST[name]
+    folder, calls = str(Path(posenc.__file__).parent), 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(folder)
+
+    sys.setprofile(count)
+    threading.setprofile(count)  # the backward pass may have threads of its own
+    run(inputs)
+    sys.setprofile(None)
+    threading.setprofile(None)  # type: ignore[arg-type]
+    for name in ("is_eager", "can_bypass_dispatch"):  # as if nothing counted operations
+        monkeypatch.setattr(f"posenc.compat.{name}", lambda *_: True)
+    found = operations(lambda: run(inputs))
+    assert calls <= most_calls
+    assert len(found) <= most_operations, found
 
 
 # --- what fits --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 import functools
 import importlib
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -19,6 +19,7 @@ from posenc.backends.fitting import run_first_fitting
 from posenc.backends.triton.arguments import (
     PRECISIONS,
     TERMS,
+    TILE,
     BrokenLines,
     Heads,
     Incoming,
@@ -32,7 +33,7 @@ from posenc.backends.triton.arguments import (
     Widths,
     Work,
 )
-from posenc.backends.triton.tasks import LOWS, SPAN, TABLES, TILE, Tasks, places_of, row_tiles_of, tasks_of
+from posenc.backends.triton.tasks import LOWS, SPAN, TABLES, Tasks, places_of, row_tiles_of, tasks_of
 from posenc.encoding.pieces import skip_threshold
 
 GRID = 65_535  # the maximum of the second and third dimension of a grid on CUDA
@@ -41,6 +42,7 @@ OLDEST = (3, 5)  # whose kernels take structures; that of torch 2.9
 WINDOWED = ("vectors", "values")  # tables whose near pairs have kernels of their own
 
 Tensors: TypeAlias = dict[str, Any]  # by name, or None
+Preparation: TypeAlias = tuple[tuple[int, ...], Tensors, dict[str, Any]]  # the grid, arguments and options of a launch
 
 
 class BlockSizes(NamedTuple):
@@ -116,10 +118,9 @@ def too_many(batch: int, heads: int) -> str:
 is_interpreted._dynamo_marked_constant = missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-@functools.cache
 def kernel_of(name: str) -> Any:
     """A kernel by name. Triton is imported on first use."""
-    return getattr(importlib.import_module(f"posenc.backends.triton.{name.split('_')[0]}"), name)
+    return getattr(importlib.import_module("posenc.backends.triton.kernels"), name)
 
 
 def out_of_resources() -> type[Exception]:
@@ -164,18 +165,15 @@ class Launch:
 
 
 class Inputs(NamedTuple):
-    """What changes from call to call: arguments of kernels by name, the tensors of terms, and whether the addresses of
-    all tensors are multiples of 16, as those of new ones are."""
+    """What changes from call to call: query, key and value; arguments of kernels by name; the tensors of terms; and
+    whether the addresses of all are multiples of 16, as those of new tensors are."""
 
+    query: Tensor
+    key: Tensor
+    value: Tensor
     tensors: Tensors
     terms: Mapping[str, Tensor]
     is_aligned: bool
-
-    @property
-    def query(self) -> Tensor:
-        """That of the call."""
-        query: Tensor = self.tensors["q"].x
-        return query
 
 
 class Kernels:
@@ -230,21 +228,15 @@ class Kernels:
             self.of_blocks[block] = found
         return found
 
-    def inputs(self, tensors: Sequence[Tensor], terms: Mapping[str, Tensor]) -> Inputs:
-        """Those of a call."""
-        q, k, v = (Rows(x, *x.stride()[:3]) for x in tensors)
-        is_aligned = not any(x.data_ptr() % 16 for x in (*tensors, *terms.values()))
-        return Inputs({"q": q, "k": k, "v": v, "terms": terms_of(terms)}, terms, is_aligned)
-
     def start(
         self,
         name: str,
         key: Any,
         inputs: Inputs,
         tensors: Tensors,
-        prepare: Callable[[], tuple[tuple[int, ...], Tensors, dict[str, Any]]],
+        prepare: Callable[[], Preparation],
     ) -> None:
-        """Starts a kernel. The first time, for this key, ``prepare`` gives its grid, its arguments and its options."""
+        """Starts a kernel, which ``prepare`` prepares the first time for a key."""
         launch = self.launches.get((name, key))
         if launch is None:
             grid, arguments, options = prepare()
@@ -258,7 +250,7 @@ class Kernels:
         tasks = self.tasks(sizes.long)
         is_near = name.endswith("_near")
 
-        def prepare() -> tuple[tuple[int, ...], Tensors, dict[str, Any]]:
+        def prepare() -> Preparation:
             arguments = self.shared | self.pair_entries
             arguments |= {"M": sizes.long, "N": sizes.short} if side == 0 else {"M": sizes.short, "N": sizes.long}
             options: dict[str, Any] = {"num_warps": sizes.warps, "num_stages": sizes.stages}
@@ -352,9 +344,7 @@ class Kernels:
             counted.append(of_side)
         return counted
 
-    def _prepare_bounds(
-        self, blocks: tuple[int, int], grid: tuple[int, ...], of_keys: bool = False
-    ) -> tuple[tuple[int, ...], Tensors, dict[str, Any]]:
+    def _prepare_bounds(self, blocks: tuple[int, int], grid: tuple[int, ...], of_keys: bool = False) -> Preparation:
         arguments = self.shared | self.entries | {"own": self.own, "low": self.lows.get("bias", 0), "SPAN": SPAN}
         arguments |= {"blocks_q": blocks[0], "blocks_k": blocks[1], "C": AT_ONCE, "OF_KEYS": of_keys}
         arguments |= {"threshold": skip_threshold(self.skip_below, self.keys)}
@@ -371,10 +361,9 @@ class Kernels:
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def forward(self, tensors: Sequence[Tensor], terms: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp."""
-        inputs = self.inputs(tensors, terms)
-        with torch.cuda.device_of(tensors[0]):
+        with torch.cuda.device_of(inputs.query):
             if self.queries < FEW_QUERIES:
                 return self.split(inputs)
             (counted,) = self.counted(inputs, (0,))
@@ -432,7 +421,7 @@ class Kernels:
         parts = max(1, min(config.programs // (self.batch * blocks * self.kv_heads), -(-self.keys // LEAST)))
         numbers = rows * widths.BLOCK_V
 
-        def prepare(terms: Mapping[str, Tensor], skips: bool) -> tuple[tuple[int, ...], Tensors, dict[str, Any]]:
+        def prepare(terms: Mapping[str, Tensor], skips: bool) -> Preparation:
             lines, size = terms.get("lines"), self.dtype.itemsize
             tiles = row_tiles_of(self.tiling, tuple(self.form.lows), self.batch, self.device)
             arguments = self.shared | self.entries | dict(zip(TILE, tiles.tile, strict=True))
@@ -459,19 +448,16 @@ class Kernels:
 
     def backward(
         self,
+        inputs: Inputs,
         dout: Tensor,
         dlse: Tensor | None,
-        tensors: Sequence[Tensor],
         out: Tensor,
         lse: Tensor,
-        terms: Mapping[str, Tensor],
         wanted: Sequence[str],
     ) -> Tensors:
         """The gradients by name, "q", "k" and "v" among them. ``dout``, ``out`` and ``lse`` are contiguous."""
-        inputs = self.inputs(tensors, terms)
         rows: Tensors = {"out": out, "dout": dout, "lse": lse, "dlse": None if dlse is None else dlse.contiguous()}
-        is_aligned = inputs.is_aligned and not any(x.data_ptr() % 16 for x in rows.values() if x is not None)
-        inputs = inputs._replace(is_aligned=is_aligned)
+        inputs = inputs._replace(is_aligned=inputs.is_aligned and are_aligned((dout, out, lse, dlse)))
         with torch.cuda.device_of(dout):
             rows["delta"] = delta = torch.empty_like(lse)
             numbers = {"count": lse.numel(), "V": self.widths.V, "BLOCK_V": self.widths.BLOCK_V, "ROWS": LONG}
@@ -487,8 +473,7 @@ class Kernels:
         self, inputs: Inputs, wanted: Sequence[str], counted: Sequence[Tensor | None], sizes: BlockSizes
     ) -> Tensors:
         terms, tasks = inputs.terms, self.tasks(sizes.long)
-        tensors = {name: inputs.tensors[name].x for name in ("q", "k", "v")}
-        query = tensors["q"]
+        tensors, query = {"q": inputs.query, "k": inputs.key, "v": inputs.value}, inputs.query
         wholes = {name: tasks.covers(int(name != "q"), x) for name, x in tensors.items()}
         found: Tensors = {name: blank(x, wholes[name], x.shape) for name, x in tensors.items()}
         if tasks.is_empty:
@@ -564,7 +549,7 @@ class Kernels:
             for name in TABLES
         }
 
-        def prepare() -> tuple[tuple[int, ...], Tensors, dict[str, Any]]:
+        def prepare() -> Preparation:
             arguments = self.shared | self.pair_entries | {"count": count, "batch": tasks.rows, "B": B}
             arguments |= {"blocks": 0 if counted is None else counted.size(2)}
             arguments |= {"least_r": least - B, "low": lows[wanted[0]], "lead": 6 + TABLES.index(wanted[0])}
@@ -634,6 +619,12 @@ REGISTERS = 255  # of a thread
 UNBOUNDED = ("vectors", "away")  # terms of which no bound is known with few queries
 
 
+def are_aligned(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether addresses are multiples of 16, of which Triton makes kernels of their own."""
+    offsets = [x.data_ptr() % 16 for x in tensors if x is not None]
+    return not any(offsets)
+
+
 def table_of(x: Tensor | None) -> Table | None:
     """A table that all heads may share, for kernels."""
     return None if x is None else Table(x, int(x.size(0) > 1))
@@ -641,7 +632,7 @@ def table_of(x: Tensor | None) -> Table | None:
 
 def terms_of(terms: Mapping[str, Tensor]) -> Terms:
     """The tensors of terms, for kernels."""
-    return Terms(*(table_of(terms.get(name)) for name in TERMS[:5]), *map(terms.get, TERMS[5:]))
+    return Terms(*[table_of(terms.get(name)) for name in TERMS[:5]], *[terms.get(name) for name in TERMS[5:]])
 
 
 def highest_of(terms: Mapping[str, Tensor]) -> Tensor:
@@ -745,45 +736,53 @@ class Prepared:
         self.names, self.learned = rest[0].split(), rest[1].split()
         self.is_complete = given is not None and len(given) == len(self.names)
         self.has_plain_memory = given is not None and self.is_complete and compat.is_plain_memory(given)
-        self.terms: dict[str, Tensor] | None = None  # of all calls, as kernels read them
+        # Those that all calls have, as kernels read them, and whether all are aligned.
+        self.terms: tuple[dict[str, Tensor], Terms, bool] | None = None
         self.kernels: Kernels | None = None
         self.shapes: tuple[Any, ...] = ()
 
     def counted(self, query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor]) -> Tensor | None:
         """For each block of queries, the first key that it is computed with and the one after the last, (batch, heads,
         blocks, 2); None for all. Reads tensor values."""
-        kernels, tensors, terms = self._kernels((query, key, value), given)
+        kernels, inputs = self._inputs(query, key, value, given)
         with torch.cuda.device_of(query):
-            (counted,) = kernels.counted(kernels.inputs(tensors, terms), (0,))
+            (counted,) = kernels.counted(inputs, (0,))
         starts = kernels.tasks(sizes_of(kernels.channels, True)[0].long).tasks[0][:, 1]
         return counted if counted is None or not bool((starts % SPAN).any()) else of_neighbours(counted)
 
-    def _kernels(
-        self, tensors: Sequence[Tensor], given: Sequence[Tensor]
-    ) -> tuple[Kernels, Sequence[Tensor], dict[str, Tensor]]:
-        """The kernels of these tensors, and both as they read them."""
-        dtype, common = tensors[0].dtype, self.given or ()
+    def _inputs(self, query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor]) -> tuple[Kernels, Inputs]:
+        """The kernels of these tensors, and what they read."""
+        common = self.given or ()
         if self.terms is None:
-            self.terms = _named(dtype, self.names, common)
-        terms, others = self.terms, given[len(common) :]
+            terms = _named(query.dtype, self.names, common)
+            self.terms = terms, terms_of(terms), are_aligned(terms.values())
+        terms, structure, is_aligned = self.terms
+        others = given[len(common) :]
         if others:
-            terms = terms | _named(dtype, self.names[len(common) :], others)
-        shapes = tuple((x.shape, x.stride()) for x in (*tensors, *others))
+            of_call = _named(query.dtype, self.names[len(common) :], others)
+            terms = terms | of_call
+            structure, is_aligned = terms_of(terms), is_aligned and are_aligned(of_call.values())
+        shapes: tuple[Any, ...] = query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride()
+        shapes += compat.multiplies_in_tf32(), *[x.shape for x in others]
         if shapes == self.shapes and self.kernels is not None:
-            return self.kernels, tensors, terms
-        readable = [x if _is_readable(x) else x.contiguous() for x in tensors]
-        _, _, tiling, form, scale, skip_below, own = self.rest
-        kernels = Kernels(readable, terms, KernelLayout.unflat(form), scale, tiling, skip_below, own)
-        if self.kernels is None and all(x is y for x, y in zip(readable, tensors, strict=True)):
-            self.kernels, self.shapes = kernels, shapes
-        return kernels, readable, terms
+            kernels = self.kernels
+        else:
+            tensors = [x if _is_readable(x) else x.contiguous() for x in (query, key, value)]
+            _, _, tiling, form, scale, skip_below, own = self.rest
+            kernels = Kernels(tensors, terms, KernelLayout.unflat(form), scale, tiling, skip_below, own)
+            if self.kernels is None and all(x is y for x, y in zip(tensors, (query, key, value), strict=True)):
+                self.kernels, self.shapes = kernels, shapes
+            query, key, value = tensors
+        arguments: Tensors = {"q": Rows(query, *query.stride()[:3]), "k": Rows(key, *key.stride()[:3])}
+        arguments |= {"v": Rows(value, *value.stride()[:3]), "terms": structure}
+        return kernels, Inputs(query, key, value, arguments, terms, is_aligned and are_aligned((query, key, value)))
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor], *_: Any
     ) -> tuple[Tensor, Tensor]:
         """As `_triton`."""
-        kernels, tensors, terms = self._kernels((query, key, value), given)
-        return kernels.forward(tensors, terms)
+        kernels, inputs = self._inputs(query, key, value, given)
+        return kernels.forward(inputs)
 
     def backward(
         self,
@@ -798,9 +797,9 @@ class Prepared:
         *_: Any,
     ) -> list[Tensor]:
         """As `_triton_backward`."""
-        kernels, tensors, terms = self._kernels((query, key, value), given)
-        rows = out.contiguous(), lse.contiguous()  # what was saved may come back in another order
-        found = kernels.backward(dout, dlse, tensors, *rows, terms, self.learned)
+        kernels, inputs = self._inputs(query, key, value, given)
+        # What was saved may come back in another order.
+        found = kernels.backward(inputs, dout, dlse, out.contiguous(), lse.contiguous(), self.learned)
         of = dict(zip(self.names, given, strict=True))
         learned = (found[name].to(of[name].dtype).contiguous() for name in self.learned)
         return [*(found[name] for name in ("q", "k", "v")), *learned]

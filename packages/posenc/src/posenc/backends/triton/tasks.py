@@ -21,6 +21,7 @@ from torch import Tensor
 
 from posenc.backends import blockwise
 from posenc.backends.cache import cached
+from posenc.backends.triton.arguments import TILE
 from posenc.positions.layout import Layout
 from posenc.positions.tiles import Tile, Tiling, distances
 
@@ -270,13 +271,6 @@ def _places(numbers: Numbers, queries: int, keys: int) -> Places | None:
 
 
 # -- the tiles of a few queries ----------------------------------------------------------------------------------------
-
-TILE = (
-    "start", "stop", "from_key", "to_key", "least", "most",
-    "of_bias", "of_vectors", "of_values", "of_factor", "of_away", "apart",
-)  # fmt: skip
-"""Queries start .. stop attend to keys from_key .. to_key with least <= j - i <= most. The entry of the pair in each
-table is j - i plus the next five, and the distance of its coordinates is j - i + apart."""
 
 
 class RowTiles:
