@@ -13,7 +13,7 @@ import torch
 import posenc
 from posenc.backends.call import Backend
 from posenc.backends.choose import BACKENDS
-from posenc.encoding.pieces import Term
+from posenc.encoding.terms import Term
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law
 from posenc_lab.choose import evidence

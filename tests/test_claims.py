@@ -14,7 +14,7 @@ from posenc import Positions, Scheme
 from posenc.command.cli import main
 from posenc.encoding import claims
 from posenc.encoding.claims import ClaimError, checking_claims
-from posenc.encoding.pieces import Bias, Distance, Function, RelativeDot, Value
+from posenc.encoding.terms import Bias, Distance, Function, RelativeDot, Value
 from tests.backends.parity_cases import KINDS, built
 from tests.rows import with_more
 
@@ -134,7 +134,7 @@ def test_no_scheme_is_accused(dtype: torch.dtype) -> None:
 FILE = """
 import torch
 from posenc import Scheme
-from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.terms import Bias, Distance
 
 
 class Mine(Scheme):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc.encoding.claims import coordinates
 from posenc.encoding.encoding import Encoding
-from posenc.encoding.pieces import Distance, RelativeDot, Value
+from posenc.encoding.terms import Distance, RelativeDot, Value
 from posenc.positions.positions import Positions
 from posenc_lab.bench.measure import Make, Work
 
@@ -32,7 +32,7 @@ def multiply_adds(encoding: Encoding | None, query: Tensor, training: bool, comp
     found = pairs * dim * PAIR[training]
     if encoding is None:
         return round(batch * heads * found)
-    for term in (*encoding.pieces, *encoding.values):
+    for term in (*encoding.score_terms, *encoding.values):
         if isinstance(term, RelativeDot):
             width = dim if term.feature is None else encoding.query_features[term.feature].size(-1)
             each = width * MEETING[training]

@@ -37,8 +37,8 @@ from posenc import (
     attention,
     logits,
 )
-from posenc.encoding.pieces import CumulativeBias, Distance, RelativeDot, Value
 from posenc.encoding.rotation import Rotation
+from posenc.encoding.terms import CumulativeBias, Distance, RelativeDot, Value
 from posenc.models import Decoder, Encoder, ForwardPass, KVCache
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Shape
@@ -479,7 +479,7 @@ def test_an_encoding_is_a_tree_of_the_tensors_it_holds() -> None:
     moved = pytree.tree_map(lambda x: x.to("meta"), encoding)
     assert {leaf.device.type for leaf in pytree.tree_leaves(moved)} == {"meta"}
     assert moved.key_positions is moved.query_positions
-    assert moved.pieces == encoding.pieces  # they refer to the scheme
+    assert moved.score_terms == encoding.score_terms  # they refer to the scheme
 
 
 def test_trees_are_not_cast_to_what_cannot_hold_them() -> None:

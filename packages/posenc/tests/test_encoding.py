@@ -10,8 +10,8 @@ from torch import Tensor
 import posenc
 from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Sinusoidal, YaRN, attention
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import AddedVector, Bias, CumulativeBias, Distance, Function, RelativeDot, Row, Value
 from posenc.encoding.rotation import Rotation, mark, mark_of
+from posenc.encoding.terms import AddedVector, Bias, CumulativeBias, Distance, Function, RelativeDot, Row, Value
 from posenc.lowering.distances import Block
 from posenc.rotation import phases
 

@@ -1,7 +1,7 @@
 """Schemes that could bend the contract and are not in the library, written against it as a user would write them.
 
 They are here to try the contract, not to be used: no initialisation, no checks, no documentation of their own. Between
-them and the catalog, every kind of piece is there.
+them and the catalog, every kind of term is there.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from posenc import Positions
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import AddedVector, Bias, CumulativeBias, Distance, Function, Piece, RelativeDot, Row
+from posenc.encoding.terms import AddedVector, Bias, CumulativeBias, Distance, Function, RelativeDot, Row, ScoreTerm
 from posenc.scheme import Scheme
 from posenc.schemes.softcap import capped as capped_at
 
@@ -46,10 +46,10 @@ class TrialCoPE(Scheme):
         return scores + (1 - part) * met.gather(-1, low.long()) + part * met.gather(-1, count.ceil().long())
 
 
-class Pieces(Scheme):
-    """A score of pieces that ``make`` makes of named parameters."""
+class ScoreTerms(Scheme):
+    """A score of terms that ``make`` makes of named parameters."""
 
-    def __init__(self, make: Callable[..., tuple[Piece, ...]], **parameters: nn.Parameter) -> None:
+    def __init__(self, make: Callable[..., tuple[ScoreTerm, ...]], **parameters: nn.Parameter) -> None:
         super().__init__()
         self.make, self.named = make, nn.ParameterDict(parameters)
 
@@ -67,36 +67,36 @@ def disentangled(head_dim: int, heads: int, k: int = 5, tail: Any = "constant") 
     """Queries and keys each meet vectors of the distance (DeBERTa); where there is no tail, up to ``k`` apart alone."""
     reach = None if tail else (k + 1,)
 
-    def make(of_keys: Tensor, of_queries: Tensor) -> tuple[Piece, ...]:
+    def make(of_keys: Tensor, of_queries: Tensor) -> tuple[ScoreTerm, ...]:
         distance = Distance("Disentangled", integral=True, tail=tail, past=k, reach=reach)
         return (
             RelativeDot(_clipped(of_keys, k), distance),
             RelativeDot(_clipped(of_queries, k), distance, side="key"),
         )
 
-    return Pieces(make, of_keys=weight(heads, 2 * k + 1, head_dim), of_queries=weight(1, 2 * k + 1, head_dim))
+    return ScoreTerms(make, of_keys=weight(heads, 2 * k + 1, head_dim), of_queries=weight(1, 2 * k + 1, head_dim))
 
 
 def clocked(heads: int) -> Scheme:
     """Every token has a reading of a clock, and the score falls by their difference (FoX); beside it a bias."""
 
-    def make(table: Tensor) -> tuple[Piece, ...]:
+    def make(table: Tensor) -> tuple[ScoreTerm, ...]:
         bias = Bias(_clipped(table, 3), Distance("Clocked", integral=True, tail="constant", past=3))
         return CumulativeBias("clock"), bias
 
-    return Pieces(make, table=weight(heads, 7))
+    return ScoreTerms(make, table=weight(heads, 7))
 
 
 def featured(head_dim: int, heads: int, k: int = 4) -> Scheme:
     """A feature of the query, of a width of its own, meets vectors of the distance, and the query others."""
 
-    def make(of_feature: Tensor, of_query: Tensor) -> tuple[Piece, ...]:
+    def make(of_feature: Tensor, of_query: Tensor) -> tuple[ScoreTerm, ...]:
         distance = Distance("Featured", integral=True, tail="constant", past=k)
         return RelativeDot(_clipped(of_feature, k), distance, feature="gist"), RelativeDot(
             _clipped(of_query, k), distance
         )
 
-    return Pieces(make, of_feature=weight(heads, 2 * k + 1, 3), of_query=weight(1, 2 * k + 1, head_dim))
+    return ScoreTerms(make, of_feature=weight(heads, 2 * k + 1, 3), of_query=weight(1, 2 * k + 1, head_dim))
 
 
 def capped(score: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def capped(score: Tensor) -> Tensor:
 
 def softcap() -> Scheme:
     """A function of the score that looks at no position."""
-    return Pieces(lambda: (Function(capped),))
+    return ScoreTerms(lambda: (Function(capped),))
 
 
 def squeezed(score: Tensor, c: Tensor, d: Tensor) -> Tensor:
@@ -117,20 +117,20 @@ def squeezed(score: Tensor, c: Tensor, d: Tensor) -> Tensor:
 def squeezing(heads: int, k: int = 6) -> Scheme:
     """A function of the score and of two numbers of the distance, after a bias."""
 
-    def make(c: Tensor, d: Tensor, bias: Tensor) -> tuple[Piece, ...]:
+    def make(c: Tensor, d: Tensor, bias: Tensor) -> tuple[ScoreTerm, ...]:
         distance = Distance("Squeezing", integral=True, tail="constant", past=k)
         return (
             Bias(_clipped(bias, k), distance),
             Function(squeezed, lambda r: (_clipped(c, k)(r), _clipped(d, k)(r)), distance),
         )
 
-    return Pieces(make, c=weight(heads, 2 * k + 1), d=weight(1, 2 * k + 1), bias=weight(heads, 2 * k + 1))
+    return ScoreTerms(make, c=weight(heads, 2 * k + 1), d=weight(1, 2 * k + 1), bias=weight(heads, 2 * k + 1))
 
 
 def capping(heads: int, k: int = 6) -> Scheme:
     """A soft cap of each head and distance, which is learned, after a bias."""
 
-    def make(c: Tensor, bias: Tensor) -> tuple[Piece, ...]:
+    def make(c: Tensor, bias: Tensor) -> tuple[ScoreTerm, ...]:
         distance = Distance("Capping", integral=True, tail="constant", past=k)
         return (
             Bias(_clipped(bias, k), distance),
@@ -142,7 +142,7 @@ def capping(heads: int, k: int = 6) -> Scheme:
             ),
         )
 
-    return Pieces(make, c=weight(heads, 2 * k + 1), bias=weight(heads, 2 * k + 1))
+    return ScoreTerms(make, c=weight(heads, 2 * k + 1), bias=weight(heads, 2 * k + 1))
 
 
 def plus(score: Tensor, c: Tensor) -> Tensor:
@@ -153,30 +153,30 @@ def plus(score: Tensor, c: Tensor) -> Tensor:
 def interpolated(heads: int) -> Scheme:
     """A number of both coordinates (FIRE)."""
 
-    def make(scale: Tensor) -> tuple[Piece, ...]:
+    def make(scale: Tensor) -> tuple[ScoreTerm, ...]:
         def of_both(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
             share = (x - y).abs() / (x.abs() + y.abs() + 1)
             return (scale[:, None, None, None] * share.to(scale.dtype),)
 
         return (Function(plus, of_both, adds=True),)
 
-    return Pieces(make, scale=weight(heads))
+    return ScoreTerms(make, scale=weight(heads))
 
 
 def learned_slope(heads: int) -> Scheme:
-    """A straight line of the distance with a learned slope, which its pieces do not hide."""
+    """A straight line of the distance with a learned slope, which its terms do not hide."""
 
-    def make(slope: Tensor) -> tuple[Piece, ...]:
+    def make(slope: Tensor) -> tuple[ScoreTerm, ...]:
         distance = Distance("Slope", tail="linear")
         return (Bias(lambda r: torch.tensordot(-slope.exp(), r.abs().to(slope.dtype), 0), distance),)
 
-    return Pieces(make, slope=weight(heads))
+    return ScoreTerms(make, slope=weight(heads))
 
 
 def bent_line(heads: int) -> Scheme:
     """A fixed bias that is straight from 3 on, to the right steeper than to the left."""
 
-    def make() -> tuple[Piece, ...]:
+    def make() -> tuple[ScoreTerm, ...]:
         def at(r: Tensor) -> Tensor:
             h = torch.arange(1, heads + 1, dtype=torch.float64, device=r.device) / heads
             near = (r.abs() < 3) * (r**2 % 5)
@@ -184,9 +184,9 @@ def bent_line(heads: int) -> Scheme:
 
         return (Bias(at, Distance("Bent", integral=True, tail="linear", past=3)),)
 
-    return Pieces(make)
+    return ScoreTerms(make)
 
 
 def of_each_key(head_dim: int) -> Scheme:
     """A vector of every key, of a content of its own."""
-    return Pieces(lambda u: (AddedVector("OfEachKey", query=u[None, :, None]),), u=weight(1, head_dim))
+    return ScoreTerms(lambda u: (AddedVector("OfEachKey", query=u[None, :, None]),), u=weight(1, head_dim))

@@ -115,7 +115,7 @@ def call_classifier(made: Any, x: Tensor, positions: Tensor) -> Tensor:
     return made.trunk(x, Positions(positions), None)
 
 
-# -- the subjects: one of each kind, in which each kind of piece is met ------------------------------------------------
+# -- the subjects: one of each kind, in which each kind of term is met ------------------------------------------------
 
 
 def attention(name: str, backend: str = "auto", **claims: Any) -> Subject:

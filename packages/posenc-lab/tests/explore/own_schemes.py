@@ -6,7 +6,7 @@ from torch import Tensor
 import posenc
 from posenc import Positions, Scheme
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.terms import Bias, Distance
 
 
 class Plateau(Scheme):

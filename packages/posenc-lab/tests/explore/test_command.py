@@ -34,7 +34,7 @@ def test_the_export_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_scheme_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "explored.py").write_text(
         "from posenc import Scheme\n"
-        "from posenc.encoding.pieces import Bias, Distance\n"
+        "from posenc.encoding.terms import Bias, Distance\n"
         "class Mine(Scheme):\n"
         "    def score(self, query_positions, key_positions, context=None):\n"
         "        return (Bias(lambda r: -2.0 * r.abs()[None], Distance('Mine')),)\n"

@@ -23,7 +23,7 @@ def written(folder: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def extension() -> list[dict[str, Any]]:
-    """A made-up extension: three scalings, four pieces of text, and one number that was not finite."""
+    """A made-up extension: three scalings, four terms of text, and one number that was not finite."""
     about = {
         "configuration": {"scalings": ["none", "yarn", "ntk"], "lengths": [64, 128, 256], "trained_length": 128},
         "fingerprint": "0123",

@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import posenc
-from posenc.encoding.pieces import ChannelDecay, Row
+from posenc.encoding.terms import ChannelDecay, Row
 from posenc.rotation.phases import OfHeads
 from posenc.schemes.catalog import Shape, catalog
 from posenc_lab.kit import style
@@ -114,7 +114,7 @@ def test_every_scheme_is_in_a_figure(entry) -> None:
         drawn += [draw((entry.name,), dim=16, length=12) for draw in (vectors.lines, vectors.table, vectors.similarity)]
     scheme = entry.build(Shape(64, 4, 16, 12, grid=grid))
     if "score" in entry.doors and not any(
-        isinstance(p, Row | ChannelDecay) for p in scheme(panels.places(12, grid)).pieces
+        isinstance(p, Row | ChannelDecay) for p in scheme(panels.places(12, grid)).score_terms
     ):
         drawn.append(pairs.bias((entry.name,), length=12, grid=grid))
         if grid is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from posenc.backends.api import explain as explain
     from posenc.backends.api import logits as logits
     from posenc.backends.bands import merge as merge
-    from posenc.encoding import pieces as pieces
+    from posenc.encoding import terms as terms
     from posenc.encoding.context import Context as Context
     from posenc.encoding.encoding import Encoding as Encoding
     from posenc.positions import training as training
@@ -123,7 +123,7 @@ _ROOMS = {
     "distributed": "distributed",
     "huggingface": "huggingface",
     "models": "models",
-    "pieces": "encoding.pieces",
+    "terms": "encoding.terms",
     "scalings": "rotation.scalings",
     "schedules": "schedules",
     "training": "positions.training",

@@ -17,9 +17,9 @@ from posenc.arguments import check_type, naming, number, one_or, shown, whole
 from posenc.encoding.claims import check_bound
 from posenc.encoding.context import Feature, wanted_by_both
 from posenc.encoding.encoding import DOORS, ROTATED_IN_PAIRS, Context, Encoding
-from posenc.encoding.pieces import SKIP_BELOW, Pieces, Value, horizon
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import by_value, is_counted
+from posenc.encoding.terms import SKIP_BELOW, ScoreTerms, Value, horizon
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import several_scales
 
@@ -71,7 +71,7 @@ class Scheme(nn.Module):
         """The maps of queries and keys at these positions. Their tensors are in ``dtype``."""
         return None
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         """The terms that modify the scores, applied from left to right."""
         return ()
 
@@ -100,8 +100,8 @@ class Scheme(nn.Module):
         if not 0 <= number("skip_below", skip_below) < 1:
             raise ValueError(f"skip_below must be within [0, 1), got {shown(skip_below)}")
         query_norm, key_norm = number("query_norm", query_norm, above=0), number("key_norm", key_norm, above=0)
-        pieces = self(Positions.arange(length), doors=("score",)).pieces
-        return horizon(pieces, length, query_norm, key_norm, number("scale", scale, above=0), skip_below)
+        score_terms = self(Positions.arange(length), doors=("score",)).score_terms
+        return horizon(score_terms, length, query_norm, key_norm, number("scale", scale, above=0), skip_below)
 
     @property
     def scale(self) -> float | None:
@@ -214,7 +214,7 @@ class Scheme(nn.Module):
             keys,
             tables=() if table is None else (table,),
             rotations=() if rotation is None else (rotation,),
-            pieces=of.score(queries, keys, mine) if "score" in doors else (),
+            score_terms=of.score(queries, keys, mine) if "score" in doors else (),
             values=of.value(queries, keys, mine) if "value" in doors else (),
             context=context,
             wanted=self.features,

@@ -98,7 +98,7 @@ def calls_of(
     patch.setattr(backend, "is_interpreted", lambda: True)  # so that it takes tensors of the CPU
     patch.setattr(operator, "kernel_of", partial(Recorder, calls))
     encoding = scheme(Positions.arange(q.size(2)))
-    wanted = {piece.feature for piece in encoding.pieces if getattr(piece, "feature", None)}
+    wanted = {score_term.feature for score_term in encoding.score_terms if getattr(score_term, "feature", None)}
     features = {"clock": torch.randn(q.shape[:3], requires_grad=True), "gist": torch.randn(*q.shape[:3], 3)}
     given = {name: x for name, x in features.items() if name in wanted}
     encoding = encoding.with_features(given, given) if given else encoding

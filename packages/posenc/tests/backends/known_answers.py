@@ -21,7 +21,7 @@ from posenc.backends.native.proof import (
     fingerprint,
 )
 from posenc.backends.reference import REFERENCE
-from posenc.encoding.pieces import AddedVector, Bias, CumulativeBias, Distance, Function, Piece, RelativeDot, Value
+from posenc.encoding.terms import AddedVector, Bias, CumulativeBias, Distance, Function, RelativeDot, ScoreTerm, Value
 from posenc.schemes.distance_aware import rescaled
 from posenc.schemes.softcap import capped
 
@@ -34,11 +34,11 @@ def by_distance(table: Tensor, low: int) -> Callable[[Tensor], Tensor]:
     return lambda r: table[:, (r - low).clamp(0, table.size(1) - 1)]
 
 
-def score_terms(case: KnownAnswerCase, x: dict[str, Tensor]) -> tuple[list[Piece], list[Value]]:
+def score_terms(case: KnownAnswerCase, x: dict[str, Tensor]) -> tuple[list[ScoreTerm], list[Value]]:
     """The terms of a case as a scheme would state them, of these tensors."""
     _, lows, (function, is_last) = case.operands
     at = {name: by_distance(x[name], low) for name, low in lows.items() if name != "plane"}
-    terms: list[Piece] = []
+    terms: list[ScoreTerm] = []
     if "vectors" in x:
         terms.append(RelativeDot(at["vectors"], LINE, feature="meeting" if "meeting" in x else None))
     if "key_vectors" in x:  # the kernel's are scaled
@@ -68,10 +68,10 @@ def piecewise_linear(case: KnownAnswerCase, x: dict[str, Tensor]) -> Tensor:
     return slope * along[:, None] + start
 
 
-def planar(case: KnownAnswerCase, x: dict[str, Tensor]) -> list[Piece]:
+def planar(case: KnownAnswerCase, x: dict[str, Tensor]) -> list[ScoreTerm]:
     """What goes by two coordinates."""
     low = case.distance_range[0]
-    terms: list[Piece] = []
+    terms: list[ScoreTerm] = []
     if "plane" in x:
         terms.append(Bias(lambda r: x["plane"][:, r[..., 0] - low, r[..., 1] - low], Distance("Known", None, 2)))
     for axis, name in enumerate(("by_row", "by_column")):

@@ -28,15 +28,15 @@ from posenc import (
 )
 from posenc.backends import chunked
 from posenc.backends.choose import BACKENDS
-from posenc.encoding.pieces import (
+from posenc.encoding.terms import (
     AddedVector,
     Bias,
     ChannelDecay,
     CumulativeBias,
     Function,
-    Piece,
     RelativeDot,
     Row,
+    ScoreTerm,
     Value,
     gives_weights,
 )
@@ -96,7 +96,7 @@ def _of_entry(entry: Entry) -> Kind:
         entry.needs_segments,
     )
     found = kind.build(Shape(HEADS * 6, HEADS, 6, max_positions=16))(kind.at(Positions.arange(3)))
-    return replace(kind, looks_back=bool(found.looks_back), normalises=not gives_weights(found.pieces))
+    return replace(kind, looks_back=bool(found.looks_back), normalises=not gives_weights(found.score_terms))
 
 
 KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
@@ -188,7 +188,7 @@ def encoded(name: str) -> Encoding:
     return built(name)(KINDS[name].at(Positions.arange(3)))
 
 
-def kind_of(term: Piece | Value) -> str:
+def kind_of(term: ScoreTerm | Value) -> str:
     """The row of `TAKEN` that a term is of: not by what a backend says, but by what the term is."""
     match term:
         case Value():
@@ -246,12 +246,12 @@ def takes(backend: str, name: str) -> bool:
 
 def kinds_of(name: str) -> set[str]:
     """The kinds of all terms of a scheme."""
-    return {kind_of(term) for term in (*encoded(name).pieces, *encoded(name).values)}
+    return {kind_of(term) for term in (*encoded(name).score_terms, *encoded(name).values)}
 
 
 def goes_by_one_distance(name: str) -> bool:
     """Whether a term goes by the distance along one line, on which tokens must stand one after the other."""
-    terms = (*encoded(name).pieces, *encoded(name).values)
+    terms = (*encoded(name).score_terms, *encoded(name).values)
     kinds = {kind_of(term) for term in terms if term.distance is not None}
     return "a broken line of both coordinates" in kinds_of(name) or any("several" not in kind for kind in kinds)
 
@@ -580,12 +580,12 @@ def case(
         if turn.feature is not None:
             for side, n in (("query", queries), ("key", keys)):
                 features[f"{side} {turn.feature}"] = drawn(batch, kv_heads, n, head_dim // 2)
-    for piece in encoding.pieces:
-        if (feature := getattr(piece, "feature", None)) is not None:
-            width = (piece.at(torch.zeros(1).long()).size(-1),) if isinstance(piece, RelativeDot) else ()
-            width = (head_dim,) if isinstance(piece, ChannelDecay) else width
+    for score_term in encoding.score_terms:
+        if (feature := getattr(score_term, "feature", None)) is not None:
+            width = (score_term.at(torch.zeros(1).long()).size(-1),) if isinstance(score_term, RelativeDot) else ()
+            width = (head_dim,) if isinstance(score_term, ChannelDecay) else width
             for side, n in (("query", queries), ("key", keys)):
-                if side == "query" or not isinstance(piece, RelativeDot):
+                if side == "query" or not isinstance(score_term, RelativeDot):
                     features[f"{side} {feature}"] = drawn(batch, heads, n, *width)
     return Case(kind, scheme, *tensors, query_positions, key_positions, how, features)
 

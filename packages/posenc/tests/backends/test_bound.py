@@ -19,7 +19,7 @@ import posenc
 from posenc import FIRE, KERPLE, T5, ALiBi, Positions, RoPE, Scheme, Shaw, TransformerXL
 from posenc.backends import cache, plan
 from posenc.encoding.encoding import Encoding
-from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.terms import Bias, Distance
 from posenc.rotation.scalings import YaRN
 from tests.cases import CASES, HEAD_DIM, HEADS, TOKENS, split
 
@@ -174,7 +174,7 @@ HELD: dict[str, Callable[[], Scheme]] = {
 @pytest.mark.parametrize("make", HELD.values(), ids=HELD)
 def test_an_encoding_computes_what_any_module_computes(make: Callable[[], Scheme]) -> None:
     scheme, layer, positions = make(), drawn(), Positions.arange(TOKENS)
-    by_hand = Encoding(positions, positions, pieces=scheme.score(positions, positions))
+    by_hand = Encoding(positions, positions, score_terms=scheme.score(positions, positions))
     expected, encoding = attend(layer, by_hand), scheme(positions)  # type: ignore[arg-type]
     buffers = [(x, x._version) for x in scheme.buffers()]
     for _ in range(2):

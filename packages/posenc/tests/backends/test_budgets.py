@@ -104,7 +104,7 @@ def check_budget(name: str, place: str, tokens: int, dtype: torch.dtype, backend
 
 
 BFLOAT, HALF_FLOAT = torch.bfloat16, torch.float16
-# Every kind of piece, and the value door; where tiles merge what is near and what is far, both halves.
+# Every kind of term, and the value door; where tiles merge what is near and what is far, both halves.
 MORE = [("t5", BFLOAT), ("shaw", HALF_FLOAT), ("transformer_xl", HALF_FLOAT), ("disentangled", BFLOAT)]
 MORE += [("clocked", HALF_FLOAT), ("distance_aware", BFLOAT), ("relative_2d", HALF_FLOAT)]
 RUNS = with_more(

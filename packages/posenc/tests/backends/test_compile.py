@@ -22,7 +22,7 @@ pytestmark = [
     ),
 ]
 LENGTHS = (5, 34, 50)
-# With those that are compiled for any length below, every door, and every kind of piece.
+# With those that are compiled for any length below, every door, and every kind of term.
 SCHEMES = with_more(["squeezing"], ["segment", "alibi directed", "disentangled", "interpolated", "cope"])
 
 

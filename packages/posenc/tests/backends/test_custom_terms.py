@@ -11,7 +11,7 @@ import posenc
 from posenc import Positions, Scheme
 from posenc.backends import chunked
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Change, Piece
+from posenc.encoding.terms import Change, ScoreTerm
 from posenc.lowering import forms
 from posenc.lowering.distances import Block
 
@@ -19,18 +19,18 @@ HEADS, TOKENS = 2, 37
 
 
 @dataclass(frozen=True)
-class Loudness(Piece):
+class Loudness(ScoreTerm):
     """Adds a number of each key: s_ij + g_j, (1, heads, keys, 1)."""
 
     of_keys: Tensor
 
-    def mapped(self, change: Change) -> Piece:
+    def mapped(self, change: Change) -> ScoreTerm:
         return replace(self, of_keys=change("key", self.of_keys))
 
 
 class OfLoudness(forms.Form):
-    def added(self, piece: Any, block: Block) -> Tensor:
-        return piece.of_keys.to(block.dtype).mT
+    def added(self, score_term: Any, block: Block) -> Tensor:
+        return score_term.of_keys.to(block.dtype).mT
 
 
 class Loud(Scheme):
@@ -40,7 +40,7 @@ class Loud(Scheme):
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Piece, ...]:
+    ) -> tuple[ScoreTerm, ...]:
         return (Loudness(self.weight),)
 
 
@@ -72,5 +72,5 @@ def test_a_new_kind_runs_where_every_kind_does(backend: str, monkeypatch: pytest
 
 
 def test_a_kind_without_a_form_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"^a piece must be of a kind that has a form, got Loudness: add it to FORMS$"):
+    with pytest.raises(ValueError, match=r"^a term must be of a kind that has a form, got Loudness: add it to FORMS$"):
         posenc.attention(*tensors(), Loud())

@@ -11,7 +11,7 @@ import torch
 import posenc
 from posenc import FIRE, DynamicNTK, LeRoPE, MixedRoPE, NoPE, Positions, RoPE, Scheme, Shaw, XPos, YaRN
 from posenc.backends.native import library, operator
-from posenc.encoding.pieces import AddedVector
+from posenc.encoding.terms import AddedVector
 from tests import user_schemes
 from tests.backends.parity_cases import KINDS, Case, packed, padded, with_gradients
 from tests.backends.test_parity import check_close
@@ -111,7 +111,7 @@ def test_the_kernel_turns_what_the_reference_is_given_turned(name: str, left: li
 
 
 def added_to_keys() -> Scheme:
-    return user_schemes.Pieces(lambda w: (AddedVector("Folded", key=w),), w=torch.randn(1, 1, TOKENS, HEAD_DIM))
+    return user_schemes.ScoreTerms(lambda w: (AddedVector("Folded", key=w),), w=torch.randn(1, 1, TOKENS, HEAD_DIM))
 
 
 TURNED_FIRST = {

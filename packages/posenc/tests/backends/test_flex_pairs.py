@@ -99,7 +99,7 @@ class Reads(TorchFunctionMode):
 
 
 def _scores(call: Call) -> tuple[Tensor, Reads]:
-    functions = flex._functions(call, call.pieces)
+    functions = flex._functions(call, call.score_terms)
     assert not isinstance(functions, str)
     b, h, i, j = _indices(call)
     score = torch.zeros(2, HEADS, i.numel(), j.numel())
@@ -112,8 +112,8 @@ def _scores(call: Call) -> tuple[Tensor, Reads]:
 def _is_near(call: Call, score: Tensor) -> None:
     """Of seen pairs, as the dense form says: a product of a slope is rounded once, a sum of channels 16 times."""
     wanted = torch.zeros_like(score)
-    for piece in call.pieces:
-        wanted = wanted + forms.added(piece, call.block())
+    for score_term in call.score_terms:
+        wanted = wanted + forms.added(score_term, call.block())
     seen = visible(call.query_positions, call.key_positions, Visibility())
     seen = torch.ones_like(score, dtype=torch.bool) if seen is None else seen[:, None].expand_as(score)
     assert torch.equal(score[seen].isinf(), wanted[seen].isinf())
@@ -137,7 +137,7 @@ def test_scores_are_those_of_the_dense_form(name: str, place: str) -> None:
     call = _call(SCHEMES[name](), (LAID | UNEVEN)[place])
     score, reads = _scores(call)
     _is_near(call, score)
-    terms = len(flex._functions(call, call.pieces))
+    terms = len(flex._functions(call, call.score_terms))
     folds = name == "transformer_xl"  # u, folded before
     looked_up = 0 if name.startswith("alibi") else terms
     assert (reads.pairs, reads.tokens) == (looked_up, 0 if place in LAID else 2 * (terms - folds))

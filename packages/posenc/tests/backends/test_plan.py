@@ -24,7 +24,7 @@ from posenc.backends.native.operator import Prepared
 from posenc.backends.plan import MAX_ENTRIES
 from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
-from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.terms import Bias, Distance
 
 HEADS, TOKENS, HEAD_DIM = 2, 64, 16
 

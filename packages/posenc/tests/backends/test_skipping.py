@@ -12,13 +12,13 @@ from posenc import FIRE, ALiBi, Positions, Shaw
 from posenc.backends import api
 from posenc.backends.blockwise import counted_blocks
 from posenc.backends.call import Call
-from posenc.encoding.pieces import Bias, CumulativeBias, Distance
+from posenc.encoding.terms import Bias, CumulativeBias, Distance
 from posenc.models import ForwardPass, KVCache
 from posenc.models.cache import NORMS_FEATURE
 from posenc.scheme import Scheme
 from tests.rounding import of_sums
 from tests.rows import every_second, with_more
-from tests.user_schemes import Pieces
+from tests.user_schemes import ScoreTerms
 
 HEADS = 4
 
@@ -28,8 +28,8 @@ def power(r: Tensor) -> Tensor:
     return -torch.tensor([1.0, 0.3, 0.1, 0.05], dtype=torch.float64).view(-1, *[1] * r.dim()) * r.abs().double() ** 1.2
 
 
-POWER = Pieces(lambda: (Bias(power, Distance("Power")),))
-CLOCK = Pieces(lambda: (CumulativeBias("forgotten"),))
+POWER = ScoreTerms(lambda: (Bias(power, Distance("Power")),))
+CLOCK = ScoreTerms(lambda: (CumulativeBias("forgotten"),))
 SCHEMES = {
     "alibi": lambda: ALiBi(HEADS),
     "alibi on both sides": lambda: ALiBi(HEADS, "bidirectional"),
@@ -244,7 +244,7 @@ def test_places_that_nobody_knows_are_not_taken_for_the_same() -> None:
 
 
 def test_a_forward_pass_keeps_the_lengths_of_its_keys_where_its_scheme_fades() -> None:
-    """In pieces of the cache, with keys that are rotated first."""
+    """In terms of the cache, with keys that are rotated first."""
     q, k, v = (torch.randn(1, HEADS, 700, 16) for _ in range(3))
     for scheme, names in ((posenc.RoPE(16) + ALiBi(HEADS), {f"feature {NORMS_FEATURE}"}), (posenc.RoPE(16), set())):
         cache, outs = KVCache(), []

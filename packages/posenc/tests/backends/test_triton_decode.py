@@ -69,7 +69,7 @@ SCHEMES += [
     if takes("triton", name)
     and KINDS[name].axes == 1
     and name not in BANDED | BY_LAYERS
-    and (encoded(name).pieces or encoded(name).values)
+    and (encoded(name).score_terms or encoded(name).values)
 ]
 WAYS = ("causal", "a window", "both", "causal, a window", "causal, sinks")
 FIRST = ("nope", "fire", "alibi", "t5", "shaw", "shaw per head", "relative_1d", "clocked", "featured")

@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary
 
 import pytest
 import torch
-from tests.awkward import Pieces
 from tests.backends.counting import operations
 from torch import Tensor
 
@@ -21,9 +20,10 @@ import posenc
 from posenc import ALiBi, Positions, Shaw, compat
 from posenc.backends import blockwise, cache, fitting
 from posenc.backends.request import Request
-from posenc.backends.triton import arguments, backend, operator, tasks
-from posenc.encoding.pieces import Bias, Distance
+from posenc.backends.triton import backend, operator, tasks
+from posenc.encoding.terms import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
+from tests.user_schemes import ScoreTerms
 
 # --- precision of products --------------------------------------------------------------------------------------------
 
@@ -412,7 +412,7 @@ def lined(past: int, reach: int | None = None, knee: float = 0.3) -> posenc.Sche
         return -(knee * steep + torch.where(r < 0, 0.1, 0.2) * far)[None]
 
     distance = Distance("Lined", integral=True, tail="linear", past=past, reach=None if reach is None else (reach,))
-    return Pieces(lambda: (Bias(at, distance),))
+    return ScoreTerms(lambda: (Bias(at, distance),))
 
 
 def asked(scheme: posenc.Scheme, positions: Positions, **how: Any) -> Any:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc import ALiBi, Positions, RoPE, Scheme
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Row
+from posenc.encoding.terms import Row
 
 DOUBLE = torch.float64
 
@@ -45,8 +45,8 @@ class DAPE(Scheme):
     def _mixed(
         self, scores: Tensor, seen: Tensor | None, query: Tensor, key: Tensor, x: Positions, y: Positions
     ) -> Tensor:
-        (piece,) = self.bias.score(x, y)
-        bias = piece.at(y.coords[:, None] - x.coords[:, :, None]).to(scores).movedim(0, 1).expand_as(scores)
+        (score_term,) = self.bias.score(x, y)
+        bias = score_term.at(y.coords[:, None] - x.coords[:, :, None]).to(scores).movedim(0, 1).expand_as(scores)
         both = torch.cat((scores, bias), 1).movedim(1, -1)
         mixed = F.linear(F.leaky_relu(F.linear(both, self.w1, self.b1)), self.w2, self.b2)
         return scores + bias + mixed.movedim(-1, 1)

@@ -208,7 +208,7 @@ def chosen(world: int, every: int = 1, start: int = 0) -> list[Case]:
         kv_heads = HEADS if turn % 5 else 2
         if method == "ulysses" and kv_heads < world:
             kv_heads = HEADS
-        if method == "ring" and any(piece.reads_rows for piece in _pieces(name)):
+        if method == "ring" and any(score_term.reads_rows for score_term in _pieces(name)):
             method = "gather"
         found.append(Case(name, order, method, text, mask, kv_heads))
     return found
@@ -233,4 +233,4 @@ ON_A_MESH = [
 def _pieces(name: str) -> Sequence[Any]:
     kind = KINDS[name]
     scheme = kind.build(Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=64))
-    return scheme(kind.at(Positions.arange(4))).pieces
+    return scheme(kind.at(Positions.arange(4))).score_terms

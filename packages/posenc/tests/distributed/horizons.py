@@ -14,7 +14,7 @@ from posenc import KERPLE, ALiBi, Positions, RoPE
 from posenc.backends.blockwise import Rows
 from posenc.backends.native.library import missing
 from posenc.distributed import Sharding, attention
-from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.terms import Bias, Distance
 from tests.distributed.message_counts import counted
 from tests.rounding import of_sums
 

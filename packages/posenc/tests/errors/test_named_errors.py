@@ -620,7 +620,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         *each(partial(Encoding, LINE), {}, "key_positions", NO_POSITIONS, "a Positions"),
         *[
             row
-            for name in ("tables", "rotations", "pieces", "values")
+            for name in ("tables", "rotations", "score_terms", "values")
             for row in each(partial(Encoding, LINE, LINE), {}, name, ((3, "3"), ([], "[]"), (None, "None")), "a tuple")
         ],
     ],

@@ -27,7 +27,7 @@ from posenc.backends import choose
 from posenc.backends.call import Backend
 from posenc.backends.native import operator
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Row
+from posenc.encoding.terms import Row
 from posenc.lowering.distances import Block
 from posenc.lowering.forms import ScoreFunction, dense
 from posenc.positions.tiles import Visibility
@@ -132,7 +132,7 @@ def index(coords: Tensor) -> Tensor:
 
 
 def of_blocks(change: Callable[[Tensor, Block], Tensor]) -> Row:
-    """The piece that makes of scores whatever ``change`` does, which is given their block."""
+    """The term that makes of scores whatever ``change`` does, which is given their block."""
 
     def apply(
         scores: Tensor,
@@ -175,8 +175,8 @@ def elsewhere(
         def change(scores: Tensor, block: Block) -> Tensor:
             x, y = moved(block.query_positions, queries), moved(block.key_positions, keys)
             there = replace(block, query_positions=x, key_positions=y)
-            for piece in right(self, x, y, context):
-                scores = dense(piece, scores, there, Visibility(), None)
+            for score_term in right(self, x, y, context):
+                scores = dense(score_term, scores, there, Visibility(), None)
             return scores
 
         return (of_blocks(change),)

@@ -22,7 +22,7 @@ GOOD, MADE = {"num_heads": 4, "head_dim": 8}, GRAPEA(4, 8)
 
 def called(heads: int, width: int) -> Tensor:
     x = torch.zeros(1, heads, 3, width)
-    return MADE(Positions.arange(3)).pieces[0].apply(x @ x.mT, None, x, x, *2 * (Positions.arange(3),))
+    return MADE(Positions.arange(3)).score_terms[0].apply(x @ x.mT, None, x, x, *2 * (Positions.arange(3),))
 
 
 REFUSED = {

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from posenc import Relative1D
-from posenc.encoding.pieces import RelativeDot
+from posenc.encoding.terms import RelativeDot
 from posenc.schemes.catalog import entries_of
 from tests.mutants import Mutant, lines, oracles, undrawn
 from tests.schemes import test_laws

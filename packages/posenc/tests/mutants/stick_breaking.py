@@ -10,7 +10,7 @@ COMPARED = oracles("stick_breaking")
 
 
 MUTANTS = (
-    Mutant("divides by the sum of its weights", plan, "gives_weights", lambda pieces: False, COMPARED),
+    Mutant("divides by the sum of its weights", plan, "gives_weights", lambda score_terms: False, COMPARED),
     Mutant(
         "lets a key take of what itself has left",
         stick_breaking,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Positions, Scheme
-from posenc.encoding.pieces import CumulativeBias, Row
+from posenc.encoding.terms import CumulativeBias, Row
 from posenc.schemes.catalog import CATALOG
 from tests.cases import CASES, DIM, HEAD_DIM, TOKENS, Case, oracle, split
 from tests.rounding import of_sums
@@ -21,7 +21,7 @@ def places(name: str) -> list[str]:
     every = [*CASES[name].positions()]
     first = next(iter(CASES[name].positions().values()))
     encoding = CASES[name].scheme()(first)
-    reads = any(isinstance(piece, Row | CumulativeBias) for piece in encoding.pieces)
+    reads = any(isinstance(score_term, Row | CumulativeBias) for score_term in encoding.score_terms)
     reads = reads or any(feature.is_clock for feature in encoding.wanted.values())
     if reads and name in {entry.name for entry in CATALOG}:  # the first of the cases of its scheme
         return every

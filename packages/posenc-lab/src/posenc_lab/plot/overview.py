@@ -19,7 +19,7 @@ from torch import Tensor
 import posenc
 from posenc.arguments import check_name, check_type, whole
 from posenc.encoding.context import projected_at_random
-from posenc.encoding.pieces import Piece, gives_weights
+from posenc.encoding.terms import ScoreTerm, gives_weights
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import CATALOG, entries_of
@@ -118,24 +118,26 @@ def overview(
 def family_of(scheme: Scheme, positions: Positions) -> str:
     """The key of `FAMILIES` for a scheme. A composition that rotates tokens and changes scores is in "rotate"."""
     encoding = scheme(positions)
-    if encoding.wanted or any(piece.reads_rows or _is_cap(piece) for piece in encoding.pieces):
+    if encoding.wanted or any(score_term.reads_rows or _is_cap(score_term) for score_term in encoding.score_terms):
         return "content"
-    if encoding.pieces and not (encoding.rotations and len(scheme.parts) > 1):
+    if encoding.score_terms and not (encoding.rotations and len(scheme.parts) > 1):
         return "score"
     if encoding.rotations:
         return "bands" if any(rotation.bands for rotation in encoding.rotations) else "rotate"
     return "add"
 
 
-def _is_cap(piece: Piece) -> bool:
-    """Whether the piece is a function of the score alone."""
-    return piece.formula == "cap"
+def _is_cap(score_term: ScoreTerm) -> bool:
+    """Whether the term is a function of the score alone."""
+    return score_term.formula == "cap"
 
 
 def is_curve(scheme: Scheme) -> bool:
     """Whether the scheme is a function of the score alone."""
-    pieces = scheme(Positions.arange(2)).pieces if panels.axes_of(scheme) == 1 and scheme.doors == ("score",) else ()
-    return bool(pieces) and all(map(_is_cap, pieces))
+    score_terms = (
+        scheme(Positions.arange(2)).score_terms if panels.axes_of(scheme) == 1 and scheme.doors == ("score",) else ()
+    )
+    return bool(score_terms) and all(map(_is_cap, score_terms))
 
 
 def _chosen(schemes: Schemes | None, family: str, length: int) -> list["_Panel"]:
@@ -219,7 +221,7 @@ def _on_contents(scheme: Scheme, positions: Positions) -> tuple[Tensor, str]:
     encoding = scheme(positions, dtype=torch.float64)
     encoding = encoding.with_projected(projected_at_random(encoding.wanted, x[:, 0], seed=panels.SEED))
     scores = posenc.logits(query, key, encoding, is_causal=True)[0]
-    if gives_weights(encoding.pieces):
+    if gives_weights(encoding.score_terms):
         return scores.exp(), "attention weight"
     return scores - posenc.logits(query, key)[0], "bias"
 

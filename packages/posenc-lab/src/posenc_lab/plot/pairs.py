@@ -17,7 +17,7 @@ from torch import Tensor
 
 from posenc.arguments import check_flag, whole
 from posenc.encoding.context import projected_at_random
-from posenc.encoding.pieces import Bias, ChannelDecay, RelativeDot
+from posenc.encoding.terms import Bias, ChannelDecay, RelativeDot
 from posenc.lowering.distances import Block
 from posenc.lowering.forms import dense
 from posenc.positions.positions import Positions
@@ -46,14 +46,17 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
     scores or on the channels of query and key, or both adds and multiplies: its effect is neither a bias nor a factor.
     """
     encoding = scheme(query_positions, key_positions, doors=("score", "value"))
-    pieces = encoding.pieces
-    kinds = {None if piece.reads_rows or isinstance(piece, ChannelDecay) else piece.adds for piece in pieces}
+    score_terms = encoding.score_terms
+    kinds = {
+        None if score_term.reads_rows or isinstance(score_term, ChannelDecay) else score_term.adds
+        for score_term in score_terms
+    }
     if kinds not in ({True}, {False}):
         raise ValueError(
             "schemes must add to the score or multiply it, got one that does both, neither, or needs the whole row or "
             "the contents: posenc plot overview draws it"
         )
-    tables = [_table_at_zero(piece) for piece in pieces if isinstance(piece, Bias | RelativeDot)]
+    tables = [_table_at_zero(score_term) for score_term in score_terms if isinstance(score_term, Bias | RelativeDot)]
     heads = panels.size_of(scheme, "num_heads", max((table.size(0) for table in tables), default=1))
     width = panels.size_of(scheme, "head_dim", head_dim)
     generator = torch.Generator().manual_seed(panels.SEED)
@@ -77,17 +80,17 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
     )
     start = 0.0 if kinds == {True} else 1.0
     score = torch.full((1, heads, len(query_positions), len(key_positions)), start, dtype=torch.float64)
-    for piece in pieces:
-        score = dense(piece, score, block, Visibility(), None)
+    for score_term in score_terms:
+        score = dense(score_term, score, block, Visibility(), None)
     return score[0], BIAS if kinds == {True} else FACTOR
 
 
-def _table_at_zero(piece: Bias | RelativeDot) -> Tensor:
-    """The entry of a piece at distance 0, (heads or 1, ...)."""
-    distance = piece.distance
+def _table_at_zero(score_term: Bias | RelativeDot) -> Tensor:
+    """The entry of a term at distance 0, (heads or 1, ...)."""
+    distance = score_term.distance
     axes = 1 if distance.reach is None else len(distance.reach)
     r = torch.zeros((1,) if distance.axis is not None else (1, axes), dtype=torch.int64)
-    return piece.at(r)
+    return score_term.at(r)
 
 
 def _effects(

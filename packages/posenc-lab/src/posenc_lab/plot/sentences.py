@@ -12,7 +12,7 @@ from torch import Tensor
 import posenc
 from posenc.arguments import shown, whole
 from posenc.encoding.context import projected_at_random
-from posenc.encoding.pieces import gives_weights
+from posenc.encoding.terms import gives_weights
 from posenc.lowering.distances import Block
 from posenc.lowering.forms import bucket
 from posenc.positions.positions import Positions
@@ -100,7 +100,7 @@ def attention(
             query, key = _projected(x, num_heads, head_dim)
             scores = posenc.logits(query, key, encoding, is_causal=bool(mask.any()))[0, 0]
             scores = scores.masked_fill(mask, -torch.inf)
-            if gives_weights(encoding.pieces):
+            if gives_weights(encoding.score_terms):
                 less.append(each.name)
                 weights.append(panels.numbers(scores.exp()))
             else:

@@ -20,16 +20,16 @@ from posenc.arguments import one_or
 from posenc.backends.cache import cached
 from posenc.backends.call import Call, Unless, never
 from posenc.compat import no_grad
-from posenc.encoding.pieces import (
+from posenc.encoding.terms import (
     AddedVector,
     Bias,
     BrokenLine,
     CumulativeBias,
     Distance,
     Function,
-    Piece,
     RelativeDot,
     Row,
+    ScoreTerm,
     Term,
     Value,
     skip_threshold,
@@ -62,25 +62,25 @@ def inputs(call: Call) -> str | None:
 
 def order(call: Call) -> str | None:
     """Why terms of supported kinds cannot be computed in this order, or so many of them."""
-    folds = [piece for piece in call.pieces if isinstance(piece, AddedVector)]
-    on_key = any(piece.key is not None for piece in folds)
-    changing = [n for n, piece in enumerate(call.pieces) if _changes(piece)]
-    if len(changing) > 1 or any(n not in (0, len(call.pieces) - 1) for n in changing):
+    folds = [score_term for score_term in call.score_terms if isinstance(score_term, AddedVector)]
+    on_key = any(score_term.key is not None for score_term in folds)
+    changing = [n for n, score_term in enumerate(call.score_terms) if _changes(score_term)]
+    if len(changing) > 1 or any(n not in (0, len(call.score_terms) - 1) for n in changing):
         return "a score term that is a function of the score is between other terms"
-    if on_key and any(piece.query is not None for piece in folds):
+    if on_key and any(score_term.query is not None for score_term in folds):
         return "vectors are added to both query and key, and their product is an unwanted cross term"
-    if on_key and changing[:1] == [0] and len(call.pieces) > 1:
+    if on_key and changing[:1] == [0] and len(call.score_terms) > 1:
         return "a score term needs the score before a vector is added to the key"
     if changing[:1] == [0] and folds:
         return "a score term needs the score before a vector is added to the query"
-    if sum(isinstance(piece, CumulativeBias) for piece in call.pieces) > 1:
+    if sum(isinstance(score_term, CumulativeBias) for score_term in call.score_terms) > 1:
         return "there is more than one cumulative feature"
     return None
 
 
-def _changes(piece: Piece) -> bool:
+def _changes(score_term: ScoreTerm) -> bool:
     """Whether it is a function of the score, and not a piecewise linear one of both coordinates."""
-    return isinstance(piece, Function) and not piece.reads_coordinates
+    return isinstance(score_term, Function) and not score_term.reads_coordinates
 
 
 def lines_known(call: Call) -> str | None:
@@ -103,23 +103,25 @@ def long_tables(call: Call) -> str | None:
 # -- of a term --------------------------------------------------------------------------------------------------------
 
 
-def _differs_between_queries(piece: AddedVector, call: Call) -> bool:
-    query = piece.of_tokens
+def _differs_between_queries(score_term: AddedVector, call: Call) -> bool:
+    query = score_term.query
     return query is not None and not (query.dim() == 4 and query.size(0) == query.size(2) == 1)
 
 
-def _differs_between_heads(piece: AddedVector, call: Call) -> bool:
-    return piece.key is not None and not one_or(piece.key.size(1), call.key.size(1))
+def _differs_between_heads(score_term: AddedVector, call: Call) -> bool:
+    return score_term.key is not None and not one_or(score_term.key.size(1), call.key.size(1))
 
 
 NO_SEGMENTS = Unless(
     "a score term depends on segments", lambda term, call: term.distance is not None and term.distance.axis == "segment"
 )
 ONE_AXIS = Unless("a score term depends on several coordinates", lambda term, call: term.is_planar)
-HIDES = Unless("a score term masks keys", lambda piece, call: piece.masks)
+HIDES = Unless("a score term masks keys", lambda score_term, call: score_term.masks)
 SAME_FOR_QUERIES = Unless("a vector added to the query differs from token to token", _differs_between_queries)
 SAME_FOR_GROUPS = Unless("a vector added to the key differs from query head to query head", _differs_between_heads)
-BY_DISTANCE = Unless("a score term is a function of both coordinates", lambda piece, call: piece.reads_coordinates)
+BY_DISTANCE = Unless(
+    "a score term is a function of both coordinates", lambda score_term, call: score_term.reads_coordinates
+)
 NO_ROWS = never("a score term needs whole rows of scores")
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = {
@@ -139,8 +141,8 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = {
 
 def distances_of(call: Call) -> list[Distance]:
     """Those of lines of distances: of all terms that are not planar, and of piecewise linear functions."""
-    found = [term.distance for term in (*call.values, *call.pieces) if not term.is_planar]
-    broken = [Distance(p.scheme) for p in call.pieces if isinstance(p, Function) and p.reads_coordinates]
+    found = [term.distance for term in (*call.values, *call.score_terms) if not term.is_planar]
+    broken = [Distance(p.scheme) for p in call.score_terms if isinstance(p, Function) and p.reads_coordinates]
     return [distance for distance in found if distance is not None] + broken
 
 
@@ -203,57 +205,59 @@ FEW_ENTRIES = 2**14
 
 
 def refused_plane(call: Call) -> str | None:
-    """Why the planar pieces of a call cannot be tables; None if they can."""
-    pieces = [piece for piece in call.pieces if piece.is_planar]
-    if not pieces:
+    """Why the planar terms of a call cannot be tables; None if they can."""
+    score_terms = [score_term for score_term in call.score_terms if score_term.is_planar]
+    if not score_terms:
         return None
     for positions in (call.query_positions, call.key_positions):
         coords = positions.coords
         if coords.dim() != 3 or coords.size(2) != 2 or coords.dtype != torch.int64:
             return "a score term depends on several coordinates, which are not two integers"
-    reached = _reach_of_plane(call, pieces)
+    reached = _reach_of_plane(call, score_terms)
     if reached is None:
         return "a score term depends on several coordinates, whose bounds are unknown"
     entries, tokens = reached[1] - reached[0] + 1, call.query.size(2) + call.key.size(2)
-    is_plane = any(isinstance(piece, Bias) for piece in pieces)
+    is_plane = any(isinstance(score_term, Bias) for score_term in score_terms)
     if (is_plane and entries**2 > max(FEW_ENTRIES, ENTRIES_OF_PLANE * tokens)) or entries > ENTRIES_PER_TOKEN * tokens:
         return "a term needs a table of all differences of two coordinates, whose range is too large"
     return None
 
 
-def _reach_of_plane(call: Call, pieces: Sequence[Piece]) -> tuple[int, int] | None:
+def _reach_of_plane(call: Call, score_terms: Sequence[ScoreTerm]) -> tuple[int, int] | None:
     """The lowest and highest difference of any coordinate, key minus query, with an entry; None: unknown."""
     bounds = distance_bounds(call.query_positions.layout, call.key_positions.layout)
     if bounds is None:
         return None
     low, high = map(int, bounds)
-    reaches = [piece.distance.reach for piece in pieces if piece.distance is not None]
+    reaches = [score_term.distance.reach for score_term in score_terms if score_term.distance is not None]
     if all(reach is not None for reach in reaches):
         most = max(side - 1 for reach in reaches for side in reach or ())
         low, high = max(low, -most), min(high, most)
     return (low, high) if low <= high else (0, 0)  # all pairs beyond the reach are masked
 
 
-def tables_of_plane(pieces: Sequence[Bias | RelativeDot], call: Call, block: Block) -> tuple[int, dict[str, Tensor]]:
-    """The difference of the first entry, and the tensors of planar pieces by name: "plane" (heads, entries, entries),
+def tables_of_plane(
+    score_terms: Sequence[Bias | RelativeDot], call: Call, block: Block
+) -> tuple[int, dict[str, Tensor]]:
+    """The difference of the first entry, and the tensors of planar terms by name: "plane" (heads, entries, entries),
     "by_row" and "by_column" (batch, heads, queries, entries), and the coordinates (rows, tokens, 2)."""
     heads = call.query.size(1)
-    reached = _reach_of_plane(call, pieces)
+    reached = _reach_of_plane(call, score_terms)
     assert reached is not None
     r = torch.arange(reached[0], reached[1] + 1, device=call.query.device)
     found: dict[str, list[Tensor]] = {"plane": [], "by_row": [], "by_column": []}
-    for piece in pieces:
-        distance = piece.distance
-        if isinstance(piece, Bias) and distance.axis is None:
+    for score_term in score_terms:
+        distance = score_term.distance
+        if isinstance(score_term, Bias) and distance.axis is None:
             both = torch.stack(torch.meshgrid(r, r, indexing="ij"), -1)  # all pairs of differences
-            found["plane"].append(line_of(piece.at, distance, block, both).expand(heads, -1, -1))
-        elif isinstance(piece, Bias):
-            line = line_of(piece.at, distance, block, r)
+            found["plane"].append(line_of(score_term.at, distance, block, both).expand(heads, -1, -1))
+        elif isinstance(score_term, Bias):
+            line = line_of(score_term.at, distance, block, r)
             line = line[:, :, None] if distance.axis == 0 else line[:, None]
             found["plane"].append(line.expand(heads, len(r), len(r)))
         else:
-            vectors = line_of(piece.at, distance, block, r)
-            meeting = meets(piece, block)
+            vectors = line_of(score_term.at, distance, block, r)
+            meeting = meets(score_term, block)
             check_width(vectors, meeting, distance.scheme)
             products = (meeting @ vectors.mT).expand(call.query.size(0), heads, -1, -1)
             found["by_row" if distance.axis == 0 else "by_column"].append(products.to(call.dtype))
@@ -297,8 +301,10 @@ class KernelLayout(NamedTuple):
 def is_of_positions(call: Call) -> bool:
     """Whether no query, key or feature is part of a call's operands, so that other layers have the same."""
     return not any(
-        piece.is_planar or piece.feature is not None or (isinstance(piece, AddedVector) and piece.key is not None)
-        for piece in call.pieces
+        score_term.is_planar
+        or score_term.feature is not None
+        or (isinstance(score_term, AddedVector) and score_term.key is not None)
+        for score_term in call.score_terms
     )
 
 
@@ -318,9 +324,15 @@ class KernelOperands:
     tails: tuple[str | None, ...] = ("constant",)  # those for which a table ends where they begin
 
     def __init__(self, call: Call) -> None:
-        planar = [piece for piece in call.pieces if piece.is_planar and isinstance(piece, (Bias, RelativeDot))]
+        planar = [
+            score_term
+            for score_term in call.score_terms
+            if score_term.is_planar and isinstance(score_term, (Bias, RelativeDot))
+        ]
         if planar:
-            call = replace(call, pieces=tuple(piece for piece in call.pieces if not piece.is_planar))
+            call = replace(
+                call, score_terms=tuple(score_term for score_term in call.score_terms if not score_term.is_planar)
+            )
         self.call = call
         self.reach = reach_of(call)
         self.key = call.key
@@ -348,11 +360,11 @@ class KernelOperands:
 
     def _biases_and_meetings(self, block: Block) -> None:
         call, heads = self.call, self.call.query.size(1)
-        biases = [piece for piece in call.pieces if isinstance(piece, Bias)]
-        meetings = [piece for piece in call.pieces if isinstance(piece, RelativeDot)]
-        shifted = [piece for piece in meetings if piece.shift is not None]  # these also add a bias
-        of_vectors = [piece.distance for piece in meetings]
-        of_lines = [piece.distance for piece in biases]
+        biases = [score_term for score_term in call.score_terms if isinstance(score_term, Bias)]
+        meetings = [score_term for score_term in call.score_terms if isinstance(score_term, RelativeDot)]
+        shifted = [score_term for score_term in meetings if score_term.shift is not None]  # these also add a bias
+        of_vectors = [score_term.distance for score_term in meetings]
+        of_lines = [score_term.distance for score_term in biases]
         if shifted:
             of_vectors = of_lines = [*of_vectors, *of_lines]
         lines: list[Tensor] = []
@@ -394,46 +406,46 @@ class KernelOperands:
             low, r = self._entries([term.distance for term in call.values])
             lines = [line_of(term.vectors, term.distance, block, r) for term in call.values]
             self._put("values", low, reduce(torch.add, lines))
-        for piece in call.pieces:
-            if isinstance(piece, AddedVector):
-                self._fold(piece, block)
-            elif isinstance(piece, CumulativeBias):
-                self._clock(piece, block)
-            elif isinstance(piece, Function):
-                self._function(piece, block)
+        for score_term in call.score_terms:
+            if isinstance(score_term, AddedVector):
+                self._fold(score_term, block)
+            elif isinstance(score_term, CumulativeBias):
+                self._clock(score_term, block)
+            elif isinstance(score_term, Function):
+                self._function(score_term, block)
 
-    def _fold(self, piece: AddedVector, block: Block) -> None:
-        if piece.key is not None:
-            check_width(piece.key, self.call.query, piece.scheme)
-            self.key = self.key + piece.key.to(self.call.dtype)
-        elif piece.of_tokens is not None:
-            check_width(piece.of_tokens, self.call.query, piece.scheme)
+    def _fold(self, score_term: AddedVector, block: Block) -> None:
+        if score_term.key is not None:
+            check_width(score_term.key, self.call.query, score_term.scheme)
+            self.key = self.key + score_term.key.to(self.call.dtype)
+        elif score_term.query is not None:
+            check_width(score_term.query, self.call.query, score_term.scheme)
             heads = self.call.query.size(1)
-            u = block.of_heads(piece.of_tokens[0, :, 0].to(self.call.dtype), piece.scheme).expand(heads, -1)
+            u = block.of_heads(score_term.query[0, :, 0].to(self.call.dtype), score_term.scheme).expand(heads, -1)
             self.tensors["shift"] = self.tensors["shift"] + u if "shift" in self.tensors else u
 
-    def _clock(self, piece: CumulativeBias, block: Block) -> None:
+    def _clock(self, score_term: CumulativeBias, block: Block) -> None:
         batch, heads = self.call.query.shape[:2]
         for side in ("query", "key"):
-            self.tensors[f"{side}_clock"] = block.feature(piece.feature, side).expand(batch, heads, -1).double()
+            self.tensors[f"{side}_clock"] = block.feature(score_term.feature, side).expand(batch, heads, -1).double()
 
-    def _function(self, piece: Function, block: Block) -> None:
-        if piece.broken is not None:
-            return self._broken(piece.broken, piece.scheme, block)
-        assert piece.formula is not None
-        assert piece.distance is not None
-        low, r = self._entries([piece.distance])
-        (c,) = piece.coefficients(r)
-        self._put("factor", low, block.of_heads(c.to(self.call.dtype), piece.distance.scheme))
-        self.function = [FUNCTIONS[piece.formula], self._is_last(piece)]
+    def _function(self, score_term: Function, block: Block) -> None:
+        if score_term.broken is not None:
+            return self._broken(score_term.broken, score_term.scheme, block)
+        assert score_term.formula is not None
+        assert score_term.distance is not None
+        low, r = self._entries([score_term.distance])
+        (c,) = score_term.coefficients(r)
+        self._put("factor", low, block.of_heads(c.to(self.call.dtype), score_term.distance.scheme))
+        self.function = [FUNCTIONS[score_term.formula], self._is_last(score_term)]
 
-    def _is_last(self, piece: Function) -> int:
-        return int(len(self.call.pieces) > 1 and self.call.pieces[-1] is piece)
+    def _is_last(self, score_term: Function) -> int:
+        return int(len(self.call.score_terms) > 1 and self.call.score_terms[-1] is score_term)
 
-    def _broken(self, piece: BrokenLine, scheme: str, block: Block) -> None:
+    def _broken(self, score_term: BrokenLine, scheme: str, block: Block) -> None:
         low, r = self._entries([Distance(scheme)])
-        away, share = piece.away(r), piece.share(block.query_positions.scalar(scheme))
-        breaks, lines = piece.lines()
+        away, share = score_term.away(r), score_term.share(block.query_positions.scalar(scheme))
+        breaks, lines = score_term.lines()
         # Entries decrease: those before the n-th end are beyond the n-th break.
         least = (breaks / share[..., None]).detach()
         ends = away.size(0) - torch.searchsorted(away.detach().flip(0), least, right=True)
@@ -568,9 +580,9 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     block, heads = replace(call.raw_block(), query=call.query.to(call.dtype)), call.query.size(1)
     groups = heads // call.key.size(1)
     query = block.query
-    for piece in call.pieces:
-        if isinstance(piece, AddedVector) and piece.of_tokens is not None:
-            query = query + added_to_query(piece, piece.of_tokens, block).to(query.dtype)
+    for score_term in call.score_terms:
+        if isinstance(score_term, AddedVector) and score_term.query is not None:
+            query = query + added_to_query(score_term, score_term.query, block).to(query.dtype)
     mine = block.key[:, :, None, own : own + query.size(2)]
     score = (query.unflatten(1, (-1, groups)) * mine).sum(-1).flatten(1, 2) * call.scale
     longest = torch.linalg.vector_norm(block.key, dim=-1, dtype=call.dtype)
@@ -578,15 +590,15 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     most = _blocks(query.norm(dim=-1) * call.scale, size)[..., None] * longest[..., None, :]
     if near.bias is not None and near.own is not None:
         most, score = most + near.bias, score + near.own
-    for piece, vectors in zip(call.pieces, near.vectors, strict=True):
-        if isinstance(piece, RelativeDot):
-            at_most = meets(piece, block).norm(dim=-1) * vectors
-            if piece.side == "key":
+    for score_term, vectors in zip(call.score_terms, near.vectors, strict=True):
+        if isinstance(score_term, RelativeDot):
+            at_most = meets(score_term, block).norm(dim=-1) * vectors
+            if score_term.side == "key":
                 most, score = most + _blocks(at_most, size)[..., None, :], score - at_most.amax(-1, keepdim=True)
             else:
                 most, score = most + _blocks(at_most, size)[..., None], score - at_most
-        elif isinstance(piece, CumulativeBias):
-            here, there = (block.feature(piece.feature, side).expand(-1, heads, -1) for side in ("query", "key"))
+        elif isinstance(score_term, CumulativeBias):
+            here, there = (block.feature(score_term.feature, side).expand(-1, heads, -1) for side in ("query", "key"))
             most = most + (_blocks(here, size)[..., None] + _blocks(-there, size)[..., None, :]).to(most.dtype)
             score = score + (here - there[..., own : own + query.size(2)]).to(score.dtype)
     least = -_blocks(-score, size)[..., None]
@@ -608,9 +620,9 @@ def _near(call: Call, size: int, reach: tuple[int, int]) -> _Near:
     r = torch.arange(reach[0], reach[1] + 1, device=call.query.device)
     vectors = tuple(
         line_of(p.at, p.distance, block, r).norm(dim=-1).amax(-1)[:, None] if isinstance(p, RelativeDot) else None
-        for p in call.pieces
+        for p in call.score_terms
     )
-    lines = [line_of(p.at, p.distance, block, r).expand(heads, -1) for p in call.pieces if isinstance(p, Bias)]
+    lines = [line_of(p.at, p.distance, block, r).expand(heads, -1) for p in call.score_terms if isinstance(p, Bias)]
     if not lines:
         return _Near(None, None, vectors)
     line = reduce(torch.add, lines)
@@ -626,12 +638,12 @@ def _near(call: Call, size: int, reach: tuple[int, int]) -> _Near:
 def own_keys(call: Call) -> int | None:
     """The index difference of a query's own key, if every query is known to attend to its own and all terms have known
     upper bounds; else None."""
-    fades = any(piece.fades for piece in call.pieces)
+    fades = any(score_term.fades for score_term in call.score_terms)
     known = all(
         isinstance(p, CumulativeBias)
         or (isinstance(p, (Bias, RelativeDot)) and not p.masks and not p.is_planar)
         or (isinstance(p, AddedVector) and p.key is None)
-        for p in call.pieces
+        for p in call.score_terms
     )
     seen = call.visibility
     if not fades or not known or call.scale <= 0 or call.attn_mask is not None or (seen.furthest or 0) < 0:

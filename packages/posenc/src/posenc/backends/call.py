@@ -15,7 +15,7 @@ from torch import Tensor
 from posenc import compat
 from posenc.backends.cache import cached
 from posenc.encoding.context import NOTHING, Features
-from posenc.encoding.pieces import SKIP_BELOW, Piece, Term, Value
+from posenc.encoding.terms import SKIP_BELOW, ScoreTerm, Term, Value
 from posenc.lowering.distances import Block, check, check_heads
 from posenc.positions.layout import Layout
 from posenc.positions.positions import PADDING, Positions
@@ -61,7 +61,7 @@ class Call:
     value: Float[Tensor, "batch kv_heads keys value_dim"]
     query_positions: Positions
     key_positions: Positions
-    pieces: tuple[Piece, ...]
+    score_terms: tuple[ScoreTerm, ...]
     values: tuple[Value, ...]
     attn_mask: Tensor | None
     visibility: Visibility
@@ -111,7 +111,7 @@ class Call:
 
     def check(self) -> None:
         """ValueError or PositionError if the positions do not match a term."""
-        for term in (*self.pieces, *self.values):
+        for term in (*self.score_terms, *self.values):
             check(term.distance, self.raw_block())
             if term.num_heads is not None:
                 check_heads(term.num_heads, term.scheme, self.raw_block())
@@ -178,7 +178,7 @@ class Call:
             value=self.value[:, :, keys],
             query_positions=block.query_positions,
             key_positions=block.key_positions,
-            pieces=tuple(sliced(piece, queries, keys) for piece in self.pieces),
+            score_terms=tuple(sliced(score_term, queries, keys) for score_term in self.score_terms),
             attn_mask=mask,
             query_features=block.query_features,
             key_features=block.key_features,
@@ -196,10 +196,10 @@ def counted(positions: Positions, chunk: int | None) -> Shaped[Tensor, "rows tok
     return coords.div(chunk, rounding_mode="floor").long()
 
 
-def sliced(piece: Piece, queries: slice, keys: slice) -> Piece:
-    """A piece for some of the queries and keys: slices tensors that it has for each of them."""
+def sliced(score_term: ScoreTerm, queries: slice, keys: slice) -> ScoreTerm:
+    """A term for some of the queries and keys: slices tensors that it has for each of them."""
     part = {"query": queries, "key": keys}
-    return piece.mapped(lambda side, x: x if x.size(2) == 1 else x[:, :, part[side]])
+    return score_term.mapped(lambda side, x: x if x.size(2) == 1 else x[:, :, part[side]])
 
 
 Question: TypeAlias = Callable[[Call], str | None]
@@ -268,7 +268,7 @@ class Backend:
     def _refuses_term(self, call: Call) -> str | None:
         if self.kinds is None:
             return None
-        for term in (*call.values, *call.pieces):
+        for term in (*call.values, *call.score_terms):
             if type(term) not in self.kinds:
                 return f"it does not support terms of the kind {type(term).__name__}"
             for reason, holds in self.kinds[type(term)]:
@@ -340,7 +340,7 @@ def in_sight(call: Call) -> Call:
     if not call.has_few_queries or torch.compiler.is_compiling() or call.layouts is None:
         return call
     both, see = (call.query_positions, call.key_positions), call.visibility
-    if sees_all(*both, see) or any(piece.reads_rows for piece in call.pieces):
+    if sees_all(*both, see) or any(score_term.reads_rows for score_term in call.score_terms):
         return call
     found = list(tiles(*call.layouts, see, call.query.size(0)))
     first, last = min((t.first for t in found), default=0), max((t.last for t in found), default=0)

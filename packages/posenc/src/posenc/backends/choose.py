@@ -20,7 +20,7 @@ from posenc.backends.races import kernel_is_ahead
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.triton.backend import TRITON, counted_share
-from posenc.encoding.pieces import Bias, Function, RelativeDot
+from posenc.encoding.terms import Bias, Function, RelativeDot
 from posenc.positions.tiles import tiles
 
 BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, FLEX, CHUNKED, REFERENCE)
@@ -82,7 +82,7 @@ class CallFacts:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.has_few_queries = call.has_few_queries
-        self.has_plane = any(piece.is_planar for piece in call.pieces)
+        self.has_plane = any(score_term.is_planar for score_term in call.score_terms)
         self.ahead: str | None = None  # why the kernel is faster without score terms
         self.pairs_per_tile: float | None = None
         self._known: dict[str, bool] = {}
@@ -165,7 +165,7 @@ class CallFacts:
 
     def is_for_gpu_kernel(self) -> bool:
         """A GPU's kernel takes it, tile by tile."""
-        has_terms = len(self.call.pieces) + len(self.call.values) > 0
+        has_terms = len(self.call.score_terms) + len(self.call.values) > 0
         return self.is_cuda() and has_terms and self.takes(TRITON) and self.is_worth_tiles()
 
     def meets_vectors(self) -> bool:
@@ -188,7 +188,7 @@ class CallFacts:
     def has_mask(self) -> bool:
         """A mask can be held: there are few scores, or it is given for every pair and no term is added to it."""
         mask = self.call.attn_mask
-        is_given = mask is not None and not (self.call.pieces or mask.requires_grad or 1 in mask.shape[2:])
+        is_given = mask is not None and not (self.call.score_terms or mask.requires_grad or 1 in mask.shape[2:])
         return self.takes(SDPA) and (is_given or self.has_few_scores())
 
     def is_any(self) -> bool:
@@ -233,13 +233,13 @@ CHOICES = (
 def _changes_keys(call: Call) -> bool:
     """Whether a kernel first needs a vector for each key: one that is added to it, or a projected one for each
     distance."""
-    return any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.pieces)
+    return any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.score_terms)
 
 
 def _meets_vectors(call: Call) -> bool:
     """Whether queries or weights are multiplied with vectors by distance, for which other kernels would gather a vector
     per pair or store the products of each query with every distance."""
-    return len(call.values) > 0 or any(isinstance(piece, RelativeDot) for piece in call.pieces)
+    return len(call.values) > 0 or any(isinstance(score_term, RelativeDot) for score_term in call.score_terms)
 
 
 def _has_learned_tables(call: Call) -> bool:
@@ -247,10 +247,10 @@ def _has_learned_tables(call: Call) -> bool:
     if not torch.is_grad_enabled():
         return False
     r = torch.zeros(1, dtype=torch.int64, device=call.query_positions.device)
-    lines = [piece.at(r) for piece in call.pieces if isinstance(piece, Bias)]
-    for piece in call.pieces:
-        if isinstance(piece, Function) and piece.distance is not None:
-            lines += piece.coefficients(r)
+    lines = [score_term.at(r) for score_term in call.score_terms if isinstance(score_term, Bias)]
+    for score_term in call.score_terms:
+        if isinstance(score_term, Function) and score_term.distance is not None:
+            lines += score_term.coefficients(r)
     return any(line.requires_grad for line in lines)
 
 

@@ -48,7 +48,7 @@ from posenc.backends.blockwise import counted_blocks, orders_seen, seen_blocks
 from posenc.backends.cache import cached
 from posenc.backends.call import Backend, Call, Unless, cleared, never
 from posenc.backends.fitting import run_first_fitting
-from posenc.encoding.pieces import AddedVector, Bias, CumulativeBias, Function, Piece, RelativeDot, Row, Term, Value
+from posenc.encoding.terms import AddedVector, Bias, CumulativeBias, Function, RelativeDot, Row, ScoreTerm, Term, Value
 from posenc.lowering.distances import FARTHEST, Pair, shift_of
 from posenc.lowering.forms import ScoreFunction, fold, function
 from posenc.positions.positions import PADDING, Positions
@@ -139,7 +139,7 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = {
     Function: (
         Unless(
             "a score term is a function of both coordinates, which FlexAttention does not support",
-            lambda piece, call: piece.reads_coordinates,
+            lambda score_term, call: score_term.reads_coordinates,
         ),
     ),
     Row: never("a score term needs whole rows of scores, but FlexAttention processes one score at a time"),
@@ -162,7 +162,7 @@ def _of_first_pair(call: Call) -> list[ScoreFunction] | str:
     """The score_mods of the first query and key, or why there are none, which depends on the positions of all."""
     few = call.part(slice(0, 1), slice(0, 1))
     few = replace(few, query_positions=call.query_positions, key_positions=call.key_positions)
-    return _functions(few, few.pieces)
+    return _functions(few, few.score_terms)
 
 
 def _score_mods(call: Call) -> str | None:
@@ -237,56 +237,60 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     blocks = _block_mask(call, *((_length(queries), _length(keys)) if on_cpu else (queries, keys)))
     if on_cpu:
         call = _padded(call, *blocks.seq_lengths)
-    query, key, left = fold(call.pieces, call.raw_block())
+    query, key, left = fold(call.score_terms, call.raw_block())
     function = _score_function(call, left)
     grouped = query.size(1) != key.size(1)
     value, width = call.value, call.value.size(3)
     if not torch.is_grad_enabled():  # on CPU it rejects leaves that require grad even under no_grad
         query, key, value = query.detach(), key.detach(), value.detach()
     operands = (query, key, value, function, blocks, call.scale, grouped, call.return_lse)
-    reads_pairs = call.attn_mask is not None or any(_reads_pairs(piece) for piece in left)
+    reads_pairs = call.attn_mask is not None or any(_reads_pairs(score_term) for score_term in left)
     out, lse = attend(operands, reads_pairs)
     return out[:, :, :queries, :width], lse
 
 
-def _reads_pairs(piece: Piece) -> bool:
+def _reads_pairs(score_term: ScoreTerm) -> bool:
     """Whether the score_mod reads a number for each pair, rather than some for each query, key or head."""
-    has_linear_tail = isinstance(piece, Bias) and piece.distance.tail == "linear" and piece.distance.past == 0
+    has_linear_tail = (
+        isinstance(score_term, Bias) and score_term.distance.tail == "linear" and score_term.distance.past == 0
+    )
     return not (
-        has_linear_tail or isinstance(piece, CumulativeBias) or (isinstance(piece, Function) and piece.distance is None)
+        has_linear_tail
+        or isinstance(score_term, CumulativeBias)
+        or (isinstance(score_term, Function) and score_term.distance is None)
     )
 
 
 # --- the scores -----------------------------------------------------------------------------------------------------
 
 
-def _functions(call: Call, pieces: Sequence[Piece]) -> list[ScoreFunction] | str:
+def _functions(call: Call, score_terms: Sequence[ScoreTerm]) -> list[ScoreFunction] | str:
     # A term that reads only positions needs no cast of query and key.
-    block = call.raw_block() if all(piece.is_content_free for piece in pieces) else call.block()
+    block = call.raw_block() if all(score_term.is_content_free for score_term in score_terms) else call.block()
     functions = []
-    for piece in pieces:
-        made = _of_positions(piece, call) if piece.is_content_free else function(piece, block)
+    for score_term in score_terms:
+        made = _of_positions(score_term, call) if score_term.is_content_free else function(score_term, block)
         if isinstance(made, str):
             return made
         functions.append(made)
     return functions
 
 
-def _of_positions(piece: Piece, call: Call) -> ScoreFunction | str:
-    """The score_mod of a piece that reads no queries and keys. With its tensors it is kept for other calls of the plan,
-    which has the same pieces, unless these have a gradient or are of every pair."""
+def _of_positions(score_term: ScoreTerm, call: Call) -> ScoreFunction | str:
+    """The score_mod of a term that reads no queries and keys. With its tensors it is kept for other calls of the plan,
+    which has the same terms, unless these have a gradient or are of every pair."""
     device = call.query.device
 
     def may_stay(made: ScoreFunction | str) -> bool:
-        is_dense = piece.distance is None or piece.distance.axis is None
+        is_dense = score_term.distance is None or score_term.distance.axis is None
         return not (is_dense or isinstance(made, str) or _at_first_pair([made], device).requires_grad)
 
-    place = next((n for n, each in enumerate(call.pieces) if each is piece), None)
+    place = next((n for n, each in enumerate(call.score_terms) if each is score_term), None)
     store = None if place is None else call.store
-    return cached(store, ("score", place), device, lambda: function(piece, call.raw_block()), may_stay)
+    return cached(store, ("score", place), device, lambda: function(score_term, call.raw_block()), may_stay)
 
 
-def _score_function(call: Call, left: tuple[Piece, ...]) -> ScoreFunction | None:
+def _score_function(call: Call, left: tuple[ScoreTerm, ...]) -> ScoreFunction | None:
     functions = _functions(call, left)
     if isinstance(functions, str):  # not found with one pair: the range of coordinates is too large for a table
         raise ValueError(f"backend 'flex' cannot run this: {functions}")
@@ -453,7 +457,7 @@ def _padded(call: Call, queries: int, keys: int) -> Call:
         query_positions=_stretched(call.query_positions.expand(call.query.size(0)), queries),
         key_positions=_stretched(call.key_positions.expand(call.key.size(0)), keys),
         attn_mask=mask,
-        pieces=tuple(_padded_piece(piece, more_queries, more_keys) for piece in call.pieces),
+        score_terms=tuple(_padded_piece(score_term, more_queries, more_keys) for score_term in call.score_terms),
         query_features={name: _more(x, more_queries) for name, x in call.query_features.items()},
         key_features={name: _more(x, more_keys) for name, x in call.key_features.items()},
     )
@@ -464,9 +468,9 @@ def _more(x: Tensor, tokens: int) -> Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 3) + (0, tokens)).contiguous()
 
 
-def _padded_piece(piece: Piece, queries: int, keys: int) -> Piece:
+def _padded_piece(score_term: ScoreTerm, queries: int, keys: int) -> ScoreTerm:
     more = {"query": queries, "key": keys}
-    return piece.mapped(lambda side, x: x if x.size(2) == 1 else _more(x, more[side]))
+    return score_term.mapped(lambda side, x: x if x.size(2) == 1 else _more(x, more[side]))
 
 
 def _stretched(positions: Positions, tokens: int) -> Positions:

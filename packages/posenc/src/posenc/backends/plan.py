@@ -18,7 +18,6 @@ from posenc.backends.cache import MAX_ENTRIES, OfScheme, cached
 from posenc.backends.call import Backend, Call, Direct
 from posenc.backends.request import DTYPES, POSITIONS_REQUIRED_BY, Request, default_positions, of_scheme
 from posenc.encoding.encoding import Context, Encoding
-from posenc.encoding.pieces import gives_weights
 from posenc.encoding.staleness import (
     MadeWith,
     are_equal,
@@ -29,6 +28,7 @@ from posenc.encoding.staleness import (
     tensors_of,
     with_values,
 )
+from posenc.encoding.terms import gives_weights
 from posenc.positions.tiles import Chunk
 from posenc.scheme import Scheme, bare_parts
 
@@ -91,7 +91,7 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
 def _finished(request: Request, call: Call, out: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The output of a backend after what backends know nothing of: weights that do not sum to one, sinks and rotated
     outputs."""
-    if gives_weights(call.pieces):
+    if gives_weights(call.score_terms):
         assert lse is not None
         out = (out.to(lse.dtype) * lse.exp()[..., None]).to(out.dtype)  # undo the normalization
     if request.sinks is not None:
@@ -127,7 +127,7 @@ def make_plan(
     encoding.plans[signature] = plan
     call.with_store(plan.store)
     turns_values = any(rotation.value is not None or rotation.output is not None for rotation in encoding.rotations)
-    is_other = turns_values or request.sinks is not None or gives_weights(call.pieces)
+    is_other = turns_values or request.sinks is not None or gives_weights(call.score_terms)
     if isinstance(run, Backend) and not is_other and all(map(is_, inputs, (call.query, call.key, call.value))):
         plan.direct = run.direct_for(call)
     return plan, request, call
@@ -273,7 +273,7 @@ def _is_constant(x: object) -> bool:
 
 def _is_lazy(encoding: Encoding) -> bool:
     """Whether its terms read parameters in each call, so that it has no tensors but these."""
-    of_pieces = tuple(piece.tensors for piece in encoding.pieces)
-    terms = (*encoding.rotations, *encoding.pieces, *encoding.values)
+    of_pieces = tuple(score_term.tensors for score_term in encoding.score_terms)
+    terms = (*encoding.rotations, *encoding.score_terms, *encoding.values)
     tensors = (*tensors_of((encoding.tables, encoding.rotations, of_pieces)), *closed_over(terms))
     return all(type(x) is nn.Parameter for x in tensors)

@@ -112,7 +112,7 @@ def kind_of(call: Call, threads: int) -> Kind:
 
 def kernel_is_ahead(call: Call) -> str | None:
     """Why the kernel is used for a call without score terms that needs no mask, or None to use PyTorch's attention."""
-    if call.pieces or call.query.device.type != "cpu" or compat.is_exporting():
+    if call.score_terms or call.query.device.type != "cpu" or compat.is_exporting():
         return None
     if torch.compiler.is_compiling():  # a graph serves all lengths
         return WHY if not call.has_few_queries and _is_ahead_everywhere(*kind_of(call, 0)) else None

@@ -13,7 +13,7 @@ from posenc.lowering.forms import bucket, dense
 
 
 def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
-    """scale * q_i . k_j after all pieces of the score door, before mask and softmax.
+    """scale * q_i . k_j after all terms of the score door, before mask and softmax.
 
     Half-precision inputs are computed in float32. With bands, each pair has the score of its band.
     """
@@ -28,8 +28,8 @@ def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
     query, key = block.query, block.key
     grouped = query.unflatten(1, (key.size(1), query.size(1) // key.size(1)))
     scores = torch.einsum("bgrid,bgjd->bgrij", grouped, key).flatten(1, 2) * call.scale
-    for piece in call.pieces:
-        scores = dense(piece, scores, block, call.visibility, call.bool_attn_mask)
+    for score_term in call.score_terms:
+        scores = dense(score_term, scores, block, call.visibility, call.bool_attn_mask)
     return scores
 
 

@@ -15,8 +15,8 @@ from posenc import compat
 from posenc.arguments import check_choice, check_flag, check_type, is_number, missing_axis, one_or, shown, swapped_axes
 from posenc.backends.call import Call, DeferredRotation, RotatedBand, cleared
 from posenc.encoding.encoding import Context, Encoding
-from posenc.encoding.pieces import gives_weights, skipped_by_default
 from posenc.encoding.staleness import live
+from posenc.encoding.terms import gives_weights, skipped_by_default
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, sees_later, tiles
 from posenc.positions.validation import is_readable
@@ -156,13 +156,13 @@ class Request(NamedTuple):
         options.check()
         if attn_mask is not None:
             _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
-        if attn_mask is not None and attn_mask.is_floating_point() and gives_weights(encoding.pieces):
+        if attn_mask is not None and attn_mask.is_floating_point() and gives_weights(encoding.score_terms):
             raise ValueError(
                 "attn_mask must be bool, True = may attend, where scores are logarithms of weights that are not "
                 f"normalized again, got {shown(attn_mask)}"
             )
         _check_sinks(self.sinks, query)
-        if self.sinks is not None and gives_weights(encoding.pieces):
+        if self.sinks is not None and gives_weights(encoding.score_terms):
             raise ValueError(f"sinks must be None for a scheme whose weights do not sum to 1, got {shown(self.sinks)}")
         _check_norms(self.key_norms, key)
         encoding.check_trained(query, key)
@@ -177,12 +177,12 @@ class Request(NamedTuple):
         return {
             "query_positions": encoding.query_positions,
             "key_positions": encoding.key_positions,
-            "pieces": encoding.pieces,
+            "score_terms": encoding.score_terms,
             "values": encoding.values,
             "visibility": Visibility(options.is_causal, *check_window(window)),
             "dropout_p": options.dropout_p,
             "scale": scale,
-            "return_lse": options.return_lse or self.sinks is not None or gives_weights(encoding.pieces),
+            "return_lse": options.return_lse or self.sinks is not None or gives_weights(encoding.score_terms),
             "heads": encoding.context.heads,
             "skip_below": skip_below,
             "chunk": None if banded is None else banded.chunk,
@@ -244,7 +244,7 @@ def _deferred(encoding: Encoding, query: Tensor, key: Tensor) -> DeferredRotatio
     """
     if len(encoding.rotations) != 1 or encoding.banded is not None:
         return None
-    if any(piece.reads_vectors for piece in encoding.pieces):
+    if any(score_term.reads_vectors for score_term in encoding.score_terms):
         return None
     (rotation,) = encoding.rotations
     if rotation.feature is not None:  # each layer has its own, and layers share a plan

@@ -12,15 +12,15 @@ from torch.nn import functional as F
 from posenc import compat
 from posenc.backends.blockwise import derived_once
 from posenc.backends.call import Backend, Call, Direct, Unless, cleared, if_any, in_sight, never
-from posenc.encoding.pieces import (
+from posenc.encoding.terms import (
     AddedVector,
     Bias,
     ChannelDecay,
     CumulativeBias,
     Function,
-    Piece,
     RelativeDot,
     Row,
+    ScoreTerm,
     Term,
     Value,
 )
@@ -35,7 +35,8 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = {
     ChannelDecay: (),
     Function: (
         Unless(
-            "a score term is not additive, and the fused kernel only adds a mask", lambda piece, call: not piece.adds
+            "a score term is not additive, and the fused kernel only adds a mask",
+            lambda score_term, call: not score_term.adds,
         ),
     ),
     Row: never("a score term needs whole rows of scores, which the fused kernel does not provide"),
@@ -49,7 +50,7 @@ def _wants_lse(call: Call) -> str | None:
 
 def _wants_wide_mask(call: Call) -> str | None:
     is_half = call.query.dtype != call.dtype
-    if is_half and call.query.device.type != "cpu" and (call.pieces or _is_float(call.attn_mask)):
+    if is_half and call.query.device.type != "cpu" and (call.score_terms or _is_float(call.attn_mask)):
         return f"the fused kernel supports a float32 mask with {call.query.dtype} only on the CPU"
     return None
 
@@ -60,7 +61,7 @@ def _is_float(mask: Tensor | None) -> bool:
 
 @compat.no_grad  # like other choices, made once for all layers, also those that checkpointing runs again
 def is_plain(call: Call) -> bool:
-    """Whether the kernel needs no mask: no pieces remain after folding, and attention is full or causal."""
+    """Whether the kernel needs no mask: no terms remain after folding, and attention is full or causal."""
     if call.attn_mask is not None or _folded(call)[2]:
         return False
     return _is_triangle(call) or sees_all(call.query_positions, call.key_positions, call.visibility)
@@ -73,35 +74,35 @@ def _is_triangle(call: Call) -> bool:
     return seen.is_causal and not has_window and same_run(call.query_positions, call.key_positions)
 
 
-def _folded(call: Call) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
-    """Query and key with folded pieces, and the remaining pieces. For a few queries only what is added to them is
+def _folded(call: Call) -> tuple[Tensor, Tensor, tuple[ScoreTerm, ...]]:
+    """Query and key with folded terms, and the remaining terms. For a few queries only what is added to them is
     folded, since changing all keys of a cache would cost more.
 
     On the CPU the sum of a token and a vector is not rounded to half precision: scores would be off by a share of
     their size. On a GPU no fused kernel has the mask of such a call in float32.
     """
-    pieces = call.pieces
-    others: list[Piece] = []
+    score_terms = call.score_terms
+    others: list[ScoreTerm] = []
     if call.has_few_queries:
-        others = [piece for piece in pieces if not _is_added_to_query(piece)]
-        pieces = tuple(filter(_is_added_to_query, pieces))
-    if not pieces:
+        others = [score_term for score_term in score_terms if not _is_added_to_query(score_term)]
+        score_terms = tuple(filter(_is_added_to_query, score_terms))
+    if not score_terms:
         return call.query, call.key, tuple(others)
-    adds = call.query.device.type == "cpu" and any(isinstance(piece, AddedVector) for piece in pieces)
-    query, key, left = fold(pieces, call.block() if adds else call.raw_block())
+    adds = call.query.device.type == "cpu" and any(isinstance(score_term, AddedVector) for score_term in score_terms)
+    query, key, left = fold(score_terms, call.block() if adds else call.raw_block())
     return query, key, (*left, *others)
 
 
-def _is_added_to_query(piece: Piece) -> bool:
-    return isinstance(piece, AddedVector) and piece.key is None
+def _is_added_to_query(score_term: ScoreTerm) -> bool:
+    return isinstance(score_term, AddedVector) and score_term.key is None
 
 
-def _bias(call: Call, left: tuple[Piece, ...]) -> Tensor | None:
-    """The sum of the remaining pieces and a float ``attn_mask``, (1 or B, 1 or H, M or 1, N), or None."""
+def _bias(call: Call, left: tuple[ScoreTerm, ...]) -> Tensor | None:
+    """The sum of the remaining terms and a float ``attn_mask``, (1 or B, 1 or H, M or 1, N), or None."""
     bias = call.attn_mask.to(call.dtype) if call.attn_mask is not None and _is_float(call.attn_mask) else None
-    for piece in left:
+    for score_term in left:
         # Do not cast a whole cache for a term that does not read it.
-        term = added(piece, call.raw_block() if piece.is_content_free else call.block())
+        term = added(score_term, call.raw_block() if score_term.is_content_free else call.block())
         bias = term if bias is None else bias + term
     return bias
 
@@ -133,7 +134,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     else:
         mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
         # Without masking, no row is fully masked.
-        masks = any(not isinstance(piece, Bias) or piece.masks for piece in left)
+        masks = any(not isinstance(score_term, Bias) or score_term.masks for score_term in left)
         finite = visible is None and call.attn_mask is None and not masks
         blind = None if finite else (mask == -torch.inf).all(-1, keepdim=True)
     blind = if_any(blind)
@@ -152,7 +153,7 @@ def _direct(call: Call) -> Direct | None:
     """For causal or full attention without a mask, of equal widths."""
     is_triangle, is_grouped = _is_triangle(call), call.query.size(1) != call.key.size(1)
     is_full = sees_all(call.query_positions, call.key_positions, call.visibility)
-    if call.pieces or call.attn_mask is not None or call.rotation is not None or not (is_full or is_triangle):
+    if call.score_terms or call.attn_mask is not None or call.rotation is not None or not (is_full or is_triangle):
         return None
     if call.scale <= 0 or call.query.size(-1) != call.value.size(-1) or call.dropout_p or call.return_lse:
         return None

@@ -48,7 +48,7 @@ class Progress:
         """The estimated time left, in minutes and seconds; empty until there is enough data.
 
         By the pace since the first step or that of the last half of the time, whichever is slower: work may be slower
-        than it was at the beginning, because its pieces are larger or the machine is busier."""
+        than it was at the beginning, because its terms are larger or the machine is busier."""
         if not self._steps:
             return ""
         (first, begun), now = self._steps[0], time.monotonic()

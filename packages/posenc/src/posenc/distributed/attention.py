@@ -23,7 +23,7 @@ from posenc.distributed.ring import Part, Ring, attend_in_ring, parts
 from posenc.distributed.sharding import Needs, Sharding, Shards, check_local, mask_of, transposed
 from posenc.encoding.context import NOTHING, Projected, cumulative_sums
 from posenc.encoding.encoding import Context, Encoding
-from posenc.encoding.pieces import skipped_by_default
+from posenc.encoding.terms import skipped_by_default
 from posenc.models.cache import KVCache
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, LayerCall
 from posenc.positions.positions import Positions
@@ -43,7 +43,7 @@ def leaves_of(scheme: nn.Module, encoding: Encoding) -> list[Tensor]:
         return found
     known = {id(x) for x in found}
     attributes = [value for module in scheme.modules() for name, value in vars(module).items() if name[0] != "_"]
-    for tensor in _tensors((*attributes, *encoding.rotations, *encoding.pieces, *encoding.values), set()):
+    for tensor in _tensors((*attributes, *encoding.rotations, *encoding.score_terms, *encoding.values), set()):
         for leaf in _reached(tensor):
             if id(leaf) not in known:
                 known.add(id(leaf))

@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc.backends.bands import merge, sink_of
 from posenc.distributed.sharding import gathered, group_of, of_each
 from posenc.encoding.context import cumulative_sums, last_sums
-from posenc.encoding.pieces import gives_weights
+from posenc.encoding.terms import gives_weights
 from posenc.models.cache import KVCache, append_tokens
 from posenc.models.forward_pass import ForwardPass, LayerCall
 from posenc.positions.positions import Positions
@@ -127,7 +127,7 @@ class _InTurn:
         mine = cache._mine()
         new = mine[mine >= start] - start
         key, value, _ = cache.append(call.layer, call.key[:, :, new], call.value[:, :, new])
-        if any(piece.reads_rows for piece in encoding.pieces) or gives_weights(encoding.pieces):
+        if any(score_term.reads_rows for score_term in encoding.score_terms) or gives_weights(encoding.score_terms):
             every = step.pairs(call.layer, cache._after)
             return replace(call, key=cache._of_all(key), value=cache._of_all(value)).attend(every)
         features = {name: x.index_select(2, mine) for name, x in call.key_features.items()}

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from posenc.backends.blockwise import using_global_lse
 from posenc.distributed.sharding import Needs, Shards
 from posenc.encoding.encoding import Encoding
-from posenc.encoding.pieces import differences, skip_threshold, skipped_by_default
+from posenc.encoding.terms import differences, skip_threshold, skipped_by_default
 from posenc.models.forward_pass import LayerCall
 from posenc.positions.layout import Layout
 from posenc.positions.tiles import Chunk, Visibility
@@ -62,16 +62,16 @@ def parts(call: LayerCall, encoding: Encoding, visibility: Visibility, sharding:
 @torch.no_grad()
 def _reaches(call: LayerCall, encoding: Encoding, visibility: Visibility, sharding: Shards) -> list[int] | None:
     """How many keys each head of queries needs, with the query's own; None if that is not known."""
-    tokens, pieces = len(sharding.whole), encoding.pieces
+    tokens, score_terms = len(sharding.whole), encoding.score_terms
     skip_below = skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below
     # What a row holds at least is the score of the query's own key, so every query must see its own.
     sees_itself = call.attn_mask is None and visibility.furthest == 0 and not isinstance(call.window, Chunk)
-    fades = any(piece.fades for piece in pieces) and not encoding.rotations
+    fades = any(score_term.fades for score_term in score_terms) and not encoding.rotations
     pays = sharding.world > 1 and tokens >= MIN_TOKENS_FOR_HORIZONS and skip_below > 0
     nothing = torch.arange(1, device=call.query.device)
     if not (pays and sees_itself and fades and _rises(sharding.whole.layout)):
         return None
-    if differences(pieces, nothing, 0.0, 0.0, 1.0) is None:
+    if differences(score_terms, nothing, 0.0, 0.0, 1.0) is None:
         return None
     norms = torch.stack([_longest(x) for x in (call.query, call.key)])
     dist.all_reduce(norms, dist.ReduceOp.MAX, sharding.group)
@@ -79,7 +79,7 @@ def _reaches(call: LayerCall, encoding: Encoding, visibility: Visibility, shardi
     query, key = ((1 + call.query.size(-1) * torch.finfo(torch.float32).eps) * norms.double()).tolist()
     scale = call.scale if call.scale is not None else encoding.scale
     scale = abs(scale) if scale is not None else 1 / math.sqrt(call.query.size(-1))
-    found = differences(pieces, -torch.arange(tokens, device=nothing.device), query, key, scale)
+    found = differences(score_terms, -torch.arange(tokens, device=nothing.device), query, key, scale)
     assert found is not None
     counts = ~(found[0] + found[1] < skip_threshold(skip_below / 2, tokens))  # with NaN, nothing is left out
     last = torch.where(counts, torch.arange(tokens), 0).amax(-1)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posenc import compat
 from posenc.encoding.encoding import Encoding
-from posenc.encoding.pieces import Bias, Distance, Function, RelativeDot, Value
+from posenc.encoding.terms import Bias, Distance, Function, RelativeDot, Value
 from posenc.positions.positions import Positions
 
 NEAR, FARTHEST = 64, 20  # beyond `past`, so many distances in a row are tried, and powers of two up to this one
@@ -67,7 +67,7 @@ def check_bound(scheme: nn.Module, encoding: Encoding) -> None:
     Within `checking_claims`, `ClaimError` for a false `Distance`, which names the attribute, the distance, the head and
     the error; not where operations are traced or the scheme's parameters have no numbers.
     """
-    terms = (*encoding.pieces, *encoding.values)
+    terms = (*encoding.score_terms, *encoding.values)
     for term in terms:
         if term.distance is not None:
             for positions in (encoding.query_positions, encoding.key_positions):

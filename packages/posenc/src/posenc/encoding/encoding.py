@@ -9,7 +9,7 @@ Position enters attention through four places, called doors. A scheme uses one o
 
 Token doors depend on one position, so their results can be cached with the token (a key is rotated once, when it enters
 the cache). Pair doors depend on two positions and act inside attention. Schemes do not know how attention is executed,
-and backends do not know which scheme they run: they share only the types of this file and of `pieces.py`.
+and backends do not know which scheme they run: they share only the types of this file and of `terms.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from posenc.encoding.context import (
     wanted_by_both,
 )
 from posenc.encoding.context import Context as Context
-from posenc.encoding.pieces import Piece, Value, check_sequence
 from posenc.encoding.rotation import Rotation, check_unrotated, mark, mark_of
 from posenc.encoding.staleness import (
     MadeWith,
@@ -46,6 +45,7 @@ from posenc.encoding.staleness import (
     register,
     tensors_of,
 )
+from posenc.encoding.terms import ScoreTerm, Value, check_sequence
 from posenc.positions.positions import PADDING, Positions
 from posenc.rotation.phases import kind_of, map_bands, several_scales
 
@@ -70,7 +70,7 @@ class Encoding:
     key_positions: Positions
     tables: tuple[Float[Tensor, "rows queries dim"], ...] = ()
     rotations: tuple[Rotation, ...] = ()
-    pieces: tuple[Piece, ...] = ()
+    score_terms: tuple[ScoreTerm, ...] = ()
     values: tuple[Value, ...] = ()
     context: Context = field(default_factory=Context)
     query_features: Features = field(default_factory=lambda: NOTHING)
@@ -87,7 +87,7 @@ class Encoding:
     def __post_init__(self) -> None:
         check_type("query_positions", self.query_positions, Positions)
         check_type("key_positions", self.key_positions, Positions)
-        for name in ("tables", "rotations", "pieces", "values"):
+        for name in ("tables", "rotations", "score_terms", "values"):
             check_type(name, getattr(self, name), tuple)
         banded = [rotation for rotation in self.rotations if rotation.bands]
         if len(banded) > 1:
@@ -95,14 +95,14 @@ class Encoding:
         brought = [rotation.scale for rotation in self.rotations if rotation.scale is not None]
         if len(brought) > 1 or (brought and self._scale not in (None, brought[0])):
             raise ValueError(several_scales(brought if len(brought) > 1 else [self._scale, *brought]))
-        if banded and any(piece.reads_rows for piece in self.pieces):
+        if banded and any(score_term.reads_rows for score_term in self.score_terms):
             raise ValueError(
                 "a score term that needs whole rows of scores cannot be composed with a scheme that rotates distant "
                 "pairs differently"
             )
-        check_sequence(self.pieces)
+        check_sequence(self.score_terms)
         if any(rotation.for_each_other for rotation in self.rotations) and any(
-            piece.reads_vectors for piece in self.pieces
+            score_term.reads_vectors for score_term in self.score_terms
         ):
             raise ValueError(
                 "a score term that reads queries or keys separately cannot be composed with a rotation relative to the "
@@ -116,7 +116,7 @@ class Encoding:
     @property
     def doors(self) -> tuple[str, ...]:
         """The names of the doors that this encoding opens."""
-        terms = zip(DOORS, (self.tables, self.rotations, self.pieces, self.values), strict=True)
+        terms = zip(DOORS, (self.tables, self.rotations, self.score_terms, self.values), strict=True)
         return tuple(name for name, term in terms if term)
 
     @property
@@ -335,7 +335,7 @@ class Encoding:
 
     def _learns(self) -> tuple[bool, ...] | None:
         """Of each parameter that it was made with, whether it has a gradient; None if its terms may read others."""
-        is_known = self._is_counted or len(self.pieces) + len(self.values) == 0
+        is_known = self._is_counted or len(self.score_terms) + len(self.values) == 0
         return tuple(each.parameter.requires_grad for each in self._made_with) if is_known else None
 
     def check_trained(self, *tensors: Tensor) -> None:
@@ -363,8 +363,11 @@ class Encoding:
 
     def _tensors(self) -> list[Tensor]:
         """The tensors of its rotations and terms, and those that their functions close over."""
-        of_pieces = tuple(piece.tensors for piece in self.pieces)
-        return [*tensors_of((self.rotations, of_pieces)), *closed_over((*self.rotations, *self.pieces, *self.values))]
+        of_pieces = tuple(score_term.tensors for score_term in self.score_terms)
+        return [
+            *tensors_of((self.rotations, of_pieces)),
+            *closed_over((*self.rotations, *self.score_terms, *self.values)),
+        ]
 
     def _check_checkpointed(self) -> None:
         """ValueError in a layer that reentrant checkpointing computes again with numbers made before it of parameters,
@@ -415,7 +418,7 @@ class Encoding:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle. Raises TypeError for an encoding that reads its scheme or the scheme's parameters."""
-        if self._made_with or self.pieces or self.values:
+        if self._made_with or self.score_terms or self.values:
             raise TypeError(
                 f"an encoding that opens {', '.join(self.doors)} refers to its scheme and cannot be pickled: pickle "
                 "the scheme and the positions, and call the scheme with them"
@@ -441,7 +444,7 @@ class Encoding:
             self,
             tables=self.tables + other.tables,
             rotations=self.rotations + other.rotations,
-            pieces=self.pieces + other.pieces,
+            score_terms=self.score_terms + other.score_terms,
             values=self.values + other.values,
             context=replace(self.context, heads=heads[0] if heads else None),
             query_features=features_of_both(self.query_features, other.query_features),

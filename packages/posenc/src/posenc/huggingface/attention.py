@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from posenc.arguments import shown
 from posenc.backends.api import attention as posenc_attention
 from posenc.encoding.encoding import Context, Encoding
-from posenc.encoding.pieces import Distance, Function
+from posenc.encoding.terms import Distance, Function
 from posenc.huggingface.layer_positions import LAYER_SCHEME, LayerScheme, bind_layer, sharded_pass
 from posenc.huggingface.masks import WITHIN, Visible
 from posenc.models.forward_pass import EXCHANGES
@@ -127,7 +127,7 @@ def attention(
         encoding, seen = bind_layer(layer_scheme, query, queries, keys, bias, seen, attention_mask, position_ids)
     if softcap is not None:
         cap = Function(capped, _Constant(float(softcap)), Distance("softcap", tail="constant"), formula="cap")
-        encoding = replace(encoding, pieces=(*encoding.pieces, cap))
+        encoding = replace(encoding, score_terms=(*encoding.score_terms, cap))
     if position_bias is not None:
         if bias is None or bias.dtype != torch.bool:
             bias = position_bias if bias is None else position_bias + bias

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import is_number, shown
-from posenc.encoding.pieces import Bias
+from posenc.encoding.terms import Bias
 from posenc.huggingface.adapters import ADAPTERS, BOUND, CACHES, adapted, is_adapted, unscaled
 from posenc.huggingface.attention import NAME, check_runs
 from posenc.huggingface.config import scheme_from_config
@@ -294,15 +294,15 @@ def _check_bound(base: Any, part: Scheme) -> None:
     sees = {not always and getattr(module, "is_causal", True) for module in attentions(base)}
     device = next((parameter.device for parameter in part.parameters()), None)
     at, name = Positions.arange(1, device=device), type(part).__name__
-    pieces = part(at).pieces
+    score_terms = part(at).score_terms
     if part.for_decoders and False in sees:
         raise ValueError(
             f"{name} encodes only keys up to the query, and in {named(base)} queries attend to later keys: use "
             f"{part.looks_back or 'a bidirectional scheme'}"
         )
-    for piece in pieces:
-        masks = isinstance(piece, Bias) and piece.masks and True in sees
-        if masks and bool(piece.at(torch.tensor([-1], device=device)).isneginf().any()):
+    for score_term in score_terms:
+        masks = isinstance(score_term, Bias) and score_term.masks and True in sees
+        if masks and bool(score_term.at(torch.tensor([-1], device=device)).isneginf().any()):
             raise ValueError(
                 f"{name} in this form has heads that attend only to keys after the query, which {named(base)} masks: "
                 "make it in its causal form"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Function, RelativeDot, plus
+from posenc.encoding.terms import Function, RelativeDot, plus
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import table_index
 from posenc.rotation.phases import widest
@@ -98,7 +98,7 @@ class RoundedALiBi(DividedALiBi):
     the authors' code.
     """
 
-    def score(  # type: ignore[override]  # another kind of piece
+    def score(  # type: ignore[override]  # another kind of term
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Function, ...]:
         """The bias, a function of both positions."""
@@ -226,7 +226,7 @@ class LayerDeBERTa(DeBERTa):
         if not (self.relative_attention and self.terms):
             return ()
         both = super().score(query_positions, key_positions, context)
-        return tuple(piece for piece, term in zip(both, TERMS, strict=True) if term in self.terms)
+        return tuple(score_term for score_term, term in zip(both, TERMS, strict=True) if term in self.terms)
 
     def _projected(self, table: Tensor, layer: nn.Module) -> Float[Tensor, "heads entries head_dim"]:
         if type(layer) is nn.Linear:

@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.arguments import one_or
 from posenc.encoding.claims import coordinates
 from posenc.encoding.context import NOTHING, Features, missing_feature
-from posenc.encoding.pieces import Distance
+from posenc.encoding.terms import Distance
 from posenc.positions.layout import Layout, Span, distance_bounds
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import check_reach

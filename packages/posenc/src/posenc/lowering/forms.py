@@ -1,4 +1,4 @@
-"""Executable forms of pieces: dense on a block, as functions of a single score, and folded into query and key."""
+"""Executable forms of terms: dense on a block, as functions of a single score, and folded into query and key."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from posenc.encoding.claims import coordinates
-from posenc.encoding.pieces import (
+from posenc.encoding.terms import (
     AddedVector,
     Bias,
     ChannelDecay,
     CumulativeBias,
     Distance,
     Function,
-    Piece,
     RelativeDot,
     Row,
+    ScoreTerm,
     Value,
 )
 from posenc.lowering.distances import Block, Pair, along, apart, check, check_heads, of_pair, table_of
@@ -41,15 +41,15 @@ PAIRWISE_QUERIES = 16  # queries of which exponentials are taken pair by pair
 
 
 def dense(
-    piece: Piece, score: Tensor, block: Block, visibility: Visibility, seen: Bool[Tensor, "..."] | None
+    score_term: ScoreTerm, score: Tensor, block: Block, visibility: Visibility, seen: Bool[Tensor, "..."] | None
 ) -> Tensor:
-    """The scores (batch, heads, queries, keys) of a block after one piece. ``seen`` is an attention mask or None."""
-    return _form_of(piece).dense(piece, score, block, visibility, seen)
+    """The scores (batch, heads, queries, keys) of a block after one term. ``seen`` is an attention mask or None."""
+    return _form_of(score_term).dense(score_term, score, block, visibility, seen)
 
 
-def added(piece: Piece, block: Block) -> Tensor:
-    """The term of an additive piece for each pair, (1 or batch, 1 or heads, queries or 1, keys)."""
-    return _form_of(piece).added(piece, block)
+def added(score_term: ScoreTerm, block: Block) -> Tensor:
+    """The term of an additive term for each pair, (1 or batch, 1 or heads, queries or 1, keys)."""
+    return _form_of(score_term).added(score_term, block)
 
 
 def _rotated_products(base: float, meeting: Tensor, r: Tensor) -> Tensor:
@@ -71,18 +71,18 @@ def _near_sinusoids(width: int, base: float, dtype: torch.dtype, device: torch.d
     return torch.cat((angle.sin(), angle.cos()), -1).to(dtype=dtype, device=device)
 
 
-def meets(piece: RelativeDot, block: Block) -> Float[Tensor, "batch heads tokens width"]:
+def meets(score_term: RelativeDot, block: Block) -> Float[Tensor, "batch heads tokens width"]:
     """The rows to multiply with the vectors, scaled and shifted, one for each query head, in the scores' dtype."""
-    if piece.feature is not None:
-        feature = block.feature(piece.feature, "query")
+    if score_term.feature is not None:
+        feature = block.feature(score_term.feature, "query")
         return feature.expand(-1, block.query.size(1), -1, -1).to(block.dtype)
-    x = block.query if piece.side == "query" else block.key
+    x = block.query if score_term.side == "query" else block.key
     x = x.to(block.dtype) * block.scale
     if x.size(1) != block.query.size(1):
         x = x.repeat_interleave(block.query.size(1) // x.size(1), 1)
-    if piece.shift is None:
+    if score_term.shift is None:
         return x
-    return x + block.of_heads(piece.shift.to(x.dtype), piece.distance.scheme)[:, None] * block.scale
+    return x + block.of_heads(score_term.shift.to(x.dtype), score_term.distance.scheme)[:, None] * block.scale
 
 
 def check_width(vectors: Tensor, meeting: Tensor, scheme: str) -> None:
@@ -93,10 +93,10 @@ def check_width(vectors: Tensor, meeting: Tensor, scheme: str) -> None:
         )
 
 
-def added_to_query(piece: AddedVector, query: Tensor, block: Block) -> Tensor:
-    """Of ``query``, the vectors that a piece adds to queries, those of the block's heads."""
-    u = block.of_heads(query[0], piece.scheme)[None] if query.size(0) == 1 else query
-    check_width(u, block.key, piece.scheme)
+def added_to_query(score_term: AddedVector, query: Tensor, block: Block) -> Tensor:
+    """Of ``query``, the vectors that a term adds to queries, those of the block's heads."""
+    u = block.of_heads(query[0], score_term.scheme)[None] if query.size(0) == 1 else query
+    check_width(u, block.key, score_term.scheme)
     return u
 
 
@@ -116,9 +116,9 @@ def bucket(term: Value, block: Block) -> tuple[Tensor, Tensor]:
 # -- for one score, in a kernel ---------------------------------------------------------------------------------------
 
 
-def function(piece: Piece, block: Block) -> ScoreFunction | str:
-    """The piece as a FlexAttention score_mod, or the reason why there is none."""
-    return _form_of(piece).function(piece, block)
+def function(score_term: ScoreTerm, block: Block) -> ScoreFunction | str:
+    """The term as a FlexAttention score_mod, or the reason why there is none."""
+    return _form_of(score_term).function(score_term, block)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,13 +141,13 @@ def _line_of(distance: Distance, block: Block) -> _Line | str:
     return _Line(distance.clamped(table.entries), lambda b, i, j: index(r(b, i, j)))
 
 
-def _straight(piece: Bias, block: Block) -> ScoreFunction:
+def _straight(score_term: Bias, block: Block) -> ScoreFunction:
     """A bias with a linear tail: a table of near distances, and beyond it two slopes per head, which a kernel reads
     once for all pairs of a head."""
-    past, masks = piece.distance.past, piece.masks
-    x, y = along(piece.distance, block)
-    r = of_pair(piece.distance, block, x, y)
-    line = block.of_heads(piece.at(torch.arange(-past - 1, past + 2, device=x.device)), piece.distance.scheme)
+    past, masks = score_term.distance.past, score_term.masks
+    x, y = along(score_term.distance, block)
+    r = of_pair(score_term.distance, block, x, y)
+    line = block.of_heads(score_term.at(torch.arange(-past - 1, past + 2, device=x.device)), score_term.distance.scheme)
     line = line.to(block.dtype).expand(block.query.size(1), -1).contiguous()
     left, right = line[:, 1] - line[:, 0], line[:, -1] - line[:, -2]
 
@@ -171,43 +171,47 @@ def _straight(piece: Bias, block: Block) -> ScoreFunction:
 
 
 class Form:
-    """What backends run of one kind of piece. A kind that only adds needs `added`, any other `dense`."""
+    """What backends run of one kind of term. A kind that only adds needs `added`, any other `dense`."""
 
-    def dense(self, piece: Any, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None) -> Tensor:
+    def dense(
+        self, score_term: Any, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None
+    ) -> Tensor:
         """See `forms.dense`."""
-        return score + self.added(piece, block)
+        return score + self.added(score_term, block)
 
-    def added(self, piece: Any, block: Block) -> Tensor:
+    def added(self, score_term: Any, block: Block) -> Tensor:
         """See `forms.added`."""
-        raise NotImplementedError(f"{type(piece).__name__} does not add to the score")
+        raise NotImplementedError(f"{type(score_term).__name__} does not add to the score")
 
-    def function(self, piece: Any, block: Block) -> ScoreFunction | str:
+    def function(self, score_term: Any, block: Block) -> ScoreFunction | str:
         """See `forms.function`."""
-        return f"this {type(piece).__name__} has no form for a single score"
+        return f"this {type(score_term).__name__} has no form for a single score"
 
 
 class _OfBias(Form):
-    def added(self, piece: Bias, block: Block) -> Tensor:
-        distance = piece.distance
+    def added(self, score_term: Bias, block: Block) -> Tensor:
+        distance = score_term.distance
         x, y = along(distance, block)
         table = table_of(distance, block, x, y) if distance.integral else None
         r = distance.clamped(apart(x, y) if table is None else table.entries)
-        bias = block.of_heads(piece.at(r).to(block.dtype), distance.scheme)
+        bias = block.of_heads(score_term.at(r).to(block.dtype), distance.scheme)
         return (bias if table is None else bias[:, table.of_pairs(x, y)]).movedim(0, 1)
 
-    def function(self, piece: Bias, block: Block) -> ScoreFunction | str:
-        distance, heads = piece.distance, block.query.size(1)
+    def function(self, score_term: Bias, block: Block) -> ScoreFunction | str:
+        distance, heads = score_term.distance, block.query.size(1)
         if distance.axis is None:
-            laid = self.added(piece, block).expand(-1, heads, -1, -1).contiguous()
+            laid = self.added(score_term, block).expand(-1, heads, -1, -1).contiguous()
             rows = laid.size(0)
             return lambda s, b, h, i, j: s + laid[b if rows > 1 else 0, h, i, j]
         if distance.tail == "linear":
-            return _straight(piece, block)
+            return _straight(score_term, block)
         line = _line_of(distance, block)
         if isinstance(line, str):
             return line
         index = line.index
-        bias = block.of_heads(piece.at(line.entries).to(block.dtype), distance.scheme).expand(heads, -1).contiguous()
+        bias = (
+            block.of_heads(score_term.at(line.entries).to(block.dtype), distance.scheme).expand(heads, -1).contiguous()
+        )
         if bias.requires_grad and distance.tail == "constant":
             # Far pairs share an entry, to which a GPU would add their gradients one after the other.
             copies = bias[..., None].expand(-1, -1, LANES).contiguous()
@@ -216,89 +220,91 @@ class _OfBias(Form):
 
 
 class _OfRelativeDot(Form):
-    def added(self, piece: RelativeDot, block: Block) -> Tensor:
-        distance = piece.distance
+    def added(self, score_term: RelativeDot, block: Block) -> Tensor:
+        distance = score_term.distance
         x, y = along(distance, block)
-        meeting = meets(piece, block)
+        meeting = meets(score_term, block)
         table = table_of(distance, block, x, y)
         if table is None:
-            vectors = block.of_heads(piece.at(distance.clamped(apart(x, y))), distance.scheme)
+            vectors = block.of_heads(score_term.at(distance.clamped(apart(x, y))), distance.scheme)
             check_width(vectors, meeting, distance.scheme)
-            term = "bhid,hbijd->bhij" if piece.side == "query" else "bhjd,hbijd->bhij"
+            term = "bhid,hbijd->bhij" if score_term.side == "query" else "bhjd,hbijd->bhij"
             vectors = vectors.expand(meeting.size(1), meeting.size(0), *vectors.shape[2:])
             return torch.einsum(term, meeting, vectors.to(meeting.dtype))
         r = distance.clamped(table.entries)
-        if piece.through is not None and meeting.size(2) < meeting.size(3):
+        if score_term.through is not None and meeting.size(2) < meeting.size(3):
             # As in decoding: W is cheaper on the queries than on the vectors.
-            through = block.of_heads(piece.through, distance.scheme).to(meeting.dtype)
+            through = block.of_heads(score_term.through, distance.scheme).to(meeting.dtype)
             check_width(through.mT, meeting, distance.scheme)
             meeting = meeting @ through
-            if piece.base is not None and table.index is None and distance.reach is None:
-                products = _rotated_products(piece.base, meeting, r)
+            if score_term.base is not None and table.index is None and distance.reach is None:
+                products = _rotated_products(score_term.base, meeting, r)
                 return products.gather(-1, table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1))
-            vectors = block.of_heads(piece.vectors(r), distance.scheme)
+            vectors = block.of_heads(score_term.vectors(r), distance.scheme)
         else:
-            vectors = block.of_heads(piece.at(r), distance.scheme)
+            vectors = block.of_heads(score_term.at(r), distance.scheme)
             check_width(vectors, meeting, distance.scheme)
         shared = vectors[0] if vectors.size(0) == 1 else vectors  # a single product for all heads
         products = meeting @ shared.to(meeting.dtype).mT
         index = table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1)
-        return products.gather(-1, index) if piece.side == "query" else products.gather(-1, index.mT).mT
+        return products.gather(-1, index) if score_term.side == "query" else products.gather(-1, index.mT).mT
 
-    def function(self, piece: RelativeDot, block: Block) -> ScoreFunction | str:
-        line = _line_of(piece.distance, block)
+    def function(self, score_term: RelativeDot, block: Block) -> ScoreFunction | str:
+        line = _line_of(score_term.distance, block)
         if isinstance(line, str):
             return line
-        index, scheme = line.index, piece.distance.scheme
-        meeting, vectors = meets(piece, block), block.of_heads(piece.at(line.entries), scheme)
+        index, scheme = line.index, score_term.distance.scheme
+        meeting, vectors = meets(score_term, block), block.of_heads(score_term.at(line.entries), scheme)
         check_width(vectors, meeting, scheme)
         products = meeting @ vectors.to(meeting.dtype).mT
-        if piece.side == "key":
+        if score_term.side == "key":
             return lambda s, b, h, i, j: s + products[b, h, j, index(b, i, j)]
         return lambda s, b, h, i, j: s + products[b, h, i, index(b, i, j)]
 
 
 class _OfAddedVector(Form):
-    def added(self, piece: AddedVector, block: Block) -> Tensor:
+    def added(self, score_term: AddedVector, block: Block) -> Tensor:
         grouped = block.query.size(1) // block.key.size(1)
         term: Tensor | None = None
-        if piece.of_tokens is not None:
-            u = added_to_query(piece, piece.of_tokens, block).to(block.dtype)
+        if score_term.query is not None:
+            u = added_to_query(score_term, score_term.query, block).to(block.dtype)
             u = u.expand(-1, block.query.size(1), -1, -1).unflatten(1, (-1, grouped))
             key = block.key.to(block.dtype)
             term = torch.einsum("bguid,bgjd->bguij", u.expand(key.size(0), *u.shape[1:]), key).flatten(1, 2)
-        if piece.key is not None:
-            check_width(piece.key, block.query, piece.scheme)
-            w = piece.key.to(block.dtype).expand(block.query.size(0), -1, -1, -1)
+        if score_term.key is not None:
+            check_width(score_term.key, block.query, score_term.scheme)
+            w = score_term.key.to(block.dtype).expand(block.query.size(0), -1, -1, -1)
             of_key = block.query.to(block.dtype) @ w.expand(-1, block.query.size(1), -1, -1).mT
             term = of_key if term is None else term + of_key
         assert term is not None
         return term * block.scale
 
-    def function(self, piece: AddedVector, block: Block) -> ScoreFunction | str:
-        term = self.added(piece, block).expand(-1, block.query.size(1), block.query.size(2), -1)
+    def function(self, score_term: AddedVector, block: Block) -> ScoreFunction | str:
+        term = self.added(score_term, block).expand(-1, block.query.size(1), block.query.size(2), -1)
         return lambda s, b, h, i, j: s + term[b, h, i, j]
 
 
 class _OfCumulativeBias(Form):
-    def added(self, piece: CumulativeBias, block: Block) -> Tensor:
-        of_query, of_key = block.feature(piece.feature, "query"), block.feature(piece.feature, "key")
+    def added(self, score_term: CumulativeBias, block: Block) -> Tensor:
+        of_query, of_key = block.feature(score_term.feature, "query"), block.feature(score_term.feature, "key")
         return (of_query[..., :, None] - of_key[..., None, :]).to(block.dtype)  # the sums may be float64
 
-    def function(self, piece: CumulativeBias, block: Block) -> ScoreFunction | str:
+    def function(self, score_term: CumulativeBias, block: Block) -> ScoreFunction | str:
         of_query, of_key = (
-            block.feature(piece.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key")
+            block.feature(score_term.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key")
         )
         return lambda s, b, h, i, j: s + (of_query[b, h, i] - of_key[b, h, j]).to(s.dtype)
 
 
 class _OfChannelDecay(Form):
-    def added(self, piece: ChannelDecay, block: Block) -> Tensor:
+    def added(self, score_term: ChannelDecay, block: Block) -> Tensor:
         heads = block.query.size(1)
         q = block.query.to(block.dtype) * block.scale
         k = block.key.to(block.dtype).repeat_interleave(heads // block.key.size(1), 1)
-        of_query, of_key = (block.feature(piece.feature, side).expand(-1, heads, -1, -1) for side in ("query", "key"))
-        check_width(of_query, q, piece.scheme)
+        of_query, of_key = (
+            block.feature(score_term.feature, side).expand(-1, heads, -1, -1) for side in ("query", "key")
+        )
+        check_width(of_query, q, score_term.scheme)
         layouts = block.query_positions.layout.by_order(), block.key_positions.layout.by_order()
         if torch.compiler.is_compiling() or any(layout.rows is None for layout in layouts):
             seen = visible(block.query_positions, block.key_positions, Visibility(is_causal=True))
@@ -345,48 +351,50 @@ def _decay_product(q: Tensor, k: Tensor, of_query: Tensor, of_key: Tensor, seen:
 
 class _OfFunction(Form):
     def dense(
-        self, piece: Function, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None
+        self, score_term: Function, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None
     ) -> Tensor:
-        if piece.distance is not None:
-            r, scheme = apart(*along(piece.distance, block)), piece.distance.scheme
-            coefficients = piece.coefficients(piece.distance.clamped(r))
+        if score_term.distance is not None:
+            r, scheme = apart(*along(score_term.distance, block)), score_term.distance.scheme
+            coefficients = score_term.coefficients(score_term.distance.clamped(r))
         else:
-            x, y, scheme = block.query_positions.coords, block.key_positions.coords, piece.scheme
-            check_heads(piece.num_heads, scheme, block)
-            coefficients = piece.coefficients(x[:, :, None], y[:, None])
-        return piece.apply(score, *(block.of_heads(c, scheme).movedim(0, 1).to(score.dtype) for c in coefficients))
+            x, y, scheme = block.query_positions.coords, block.key_positions.coords, score_term.scheme
+            check_heads(score_term.num_heads, scheme, block)
+            coefficients = score_term.coefficients(x[:, :, None], y[:, None])
+        return score_term.apply(score, *(block.of_heads(c, scheme).movedim(0, 1).to(score.dtype) for c in coefficients))
 
-    def added(self, piece: Function, block: Block) -> Tensor:
-        assert piece.adds
+    def added(self, score_term: Function, block: Block) -> Tensor:
+        assert score_term.adds
         return self.dense(
-            piece, torch.zeros((), dtype=block.dtype, device=block.query.device), block, Visibility(), None
+            score_term, torch.zeros((), dtype=block.dtype, device=block.query.device), block, Visibility(), None
         )
 
-    def function(self, piece: Function, block: Block) -> ScoreFunction | str:
-        if piece.reads_coordinates:
-            return super().function(piece, block)
-        if piece.distance is None:
-            return lambda s, b, h, i, j: piece.apply(s)
-        line = _line_of(piece.distance, block)
+    def function(self, score_term: Function, block: Block) -> ScoreFunction | str:
+        if score_term.reads_coordinates:
+            return super().function(score_term, block)
+        if score_term.distance is None:
+            return lambda s, b, h, i, j: score_term.apply(s)
+        line = _line_of(score_term.distance, block)
         if isinstance(line, str):
             return line
-        index, scheme, heads = line.index, piece.distance.scheme, block.query.size(1)
+        index, scheme, heads = line.index, score_term.distance.scheme, block.query.size(1)
         lines = [
             block.of_heads(c, scheme).to(block.dtype).expand(heads, -1).contiguous()
-            for c in piece.coefficients(line.entries)
+            for c in score_term.coefficients(line.entries)
         ]
-        return lambda s, b, h, i, j: piece.apply(s, *(c[h, index(b, i, j)] for c in lines))
+        return lambda s, b, h, i, j: score_term.apply(s, *(c[h, index(b, i, j)] for c in lines))
 
 
 class _OfRow(Form):
-    def dense(self, piece: Row, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None) -> Tensor:
+    def dense(
+        self, score_term: Row, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None
+    ) -> Tensor:
         visible_here = visible(block.query_positions, block.key_positions, visibility)
         both = [s for s in (None if visible_here is None else visible_here[:, None], seen) if s is not None]
         mask = reduce(operator.and_, both) if both else None
-        return piece.apply(score, mask, block.query, block.key, block.query_positions, block.key_positions)
+        return score_term.apply(score, mask, block.query, block.key, block.query_positions, block.key_positions)
 
 
-FORMS: dict[type[Piece], Form] = {
+FORMS: dict[type[ScoreTerm], Form] = {
     Bias: _OfBias(),
     RelativeDot: _OfRelativeDot(),
     AddedVector: _OfAddedVector(),
@@ -397,52 +405,57 @@ FORMS: dict[type[Piece], Form] = {
 }
 
 
-def _form_of(piece: Piece) -> Form:
-    form = FORMS.get(type(piece))
+def _form_of(score_term: ScoreTerm) -> Form:
+    form = FORMS.get(type(score_term))
     if form is None:
-        raise ValueError(f"a piece must be of a kind that has a form, got {type(piece).__name__}: add it to FORMS")
+        raise ValueError(f"a term must be of a kind that has a form, got {type(score_term).__name__}: add it to FORMS")
     return form
 
 
 # -- folding ----------------------------------------------------------------------------------------------------------
 
 
-def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
-    """Query and key whose inner product includes as many pieces as possible, and the remaining pieces.
+def fold(score_terms: Sequence[ScoreTerm], block: Block) -> tuple[Tensor, Tensor, tuple[ScoreTerm, ...]]:
+    """Query and key whose inner product includes as many terms as possible, and the remaining terms.
 
     All vectors added to the query are folded. Vectors added to the key are folded only if none is added to the query,
     since their product would be an unwanted cross term. A `RelativeDot` along one of several axes gets extra channels,
     one for each position along the axis: one-hot in the key, and in the query its score for a key at that position.
-    Nothing is folded if a piece does more than add."""
+    Nothing is folded if a term does more than add."""
     query, key = block.query, block.key
-    if not all(piece.adds for piece in pieces):
-        return query, key, tuple(pieces)
+    if not all(score_term.adds for score_term in score_terms):
+        return query, key, tuple(score_terms)
     left, channels = [], []
-    both = [piece for piece in pieces if isinstance(piece, AddedVector)]
-    on_query = any(piece.query is not None for piece in both)
-    for piece in pieces:
-        if isinstance(piece, AddedVector) and piece.key is None:
-            assert piece.of_tokens is not None
-            query = query + added_to_query(piece, piece.of_tokens, block).to(query.dtype)
-        elif isinstance(piece, AddedVector) and piece.key is not None and piece.query is None and not on_query:
-            check_width(piece.key, query, piece.scheme)
-            key = key + piece.key.to(key.dtype)
-        elif isinstance(piece, RelativeDot) and (places := _places(piece, block)) is not None:
-            channels.append((piece, *places))
+    both = [score_term for score_term in score_terms if isinstance(score_term, AddedVector)]
+    on_query = any(score_term.query is not None for score_term in both)
+    for score_term in score_terms:
+        if isinstance(score_term, AddedVector) and score_term.key is None:
+            assert score_term.query is not None
+            query = query + added_to_query(score_term, score_term.query, block).to(query.dtype)
+        elif (
+            isinstance(score_term, AddedVector)
+            and score_term.key is not None
+            and score_term.query is None
+            and not on_query
+        ):
+            check_width(score_term.key, query, score_term.scheme)
+            key = key + score_term.key.to(key.dtype)
+        elif isinstance(score_term, RelativeDot) and (places := _places(score_term, block)) is not None:
+            channels.append((score_term, *places))
         else:
-            left.append(piece)
-    for piece, low, count in channels:
-        more, where = _channels(piece, block, low, count)
+            left.append(score_term)
+    for score_term, low, count in channels:
+        more, where = _channels(score_term, block, low, count)
         query = torch.cat((query, more.to(query.dtype)), -1)
         key = torch.cat((key, where.to(key.dtype).expand(*key.shape[:3], -1)), -1)
     return query, key, tuple(left)
 
 
-def _places(piece: RelativeDot, block: Block) -> tuple[int, int] | None:
+def _places(score_term: RelativeDot, block: Block) -> tuple[int, int] | None:
     """The first coordinate and their number, if keys have few positions along one of several axes; else None."""
-    distance = piece.distance
+    distance = score_term.distance
     several = block.key_positions.coords.dim() == 3 and distance.axis is not None and distance.reach is not None
-    if piece.side == "key" or piece.feature is not None or not several or block.query.dtype == torch.float16:
+    if score_term.side == "key" or score_term.feature is not None or not several or block.query.dtype == torch.float16:
         return None
     if block.scale == 0:  # all channels of the query would be 0
         return None
@@ -453,16 +466,16 @@ def _places(piece: RelativeDot, block: Block) -> tuple[int, int] | None:
     return 0, period  # positions modulo the period, within which distances from a query are distinct
 
 
-def _channels(piece: RelativeDot, block: Block, low: int, count: int) -> tuple[Tensor, Tensor]:
-    distance = piece.distance
+def _channels(score_term: RelativeDot, block: Block, low: int, count: int) -> tuple[Tensor, Tensor]:
+    distance = score_term.distance
     assert distance.reach is not None
     check(distance, block)
     x, y = (coordinates(distance, p)[:, None] for p in (block.query_positions, block.key_positions))
     reach = distance.reach[0]
     period = 2 * reach - 1
     entries = torch.arange(1 - reach, reach, device=x.device)
-    meeting = meets(piece, block) / block.scale
-    vectors = block.of_heads(piece.at(entries), distance.scheme)
+    meeting = meets(score_term, block) / block.scale
+    vectors = block.of_heads(score_term.at(entries), distance.scheme)
     check_width(vectors, meeting, distance.scheme)
     products = meeting @ vectors.to(meeting.dtype).mT
     place = torch.arange(count, device=x.device) + low

@@ -5,7 +5,7 @@ from torch import nn
 
 from posenc.arguments import whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import AddedVector, Pieces
+from posenc.encoding.terms import AddedVector, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import table_index
 from posenc.scheme import Scheme
@@ -33,7 +33,7 @@ class AbsoluteInAttention(Scheme):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.head_dim**-0.5)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         rows = table_index(key_positions, "AbsoluteInAttention", self.max_positions)
         return (AddedVector("AbsoluteInAttention", key=self.weight[rows][:, None]),)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.terms import Bias, Distance
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import constant, widest
 from posenc.scheme import Scheme

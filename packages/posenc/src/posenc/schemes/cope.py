@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from posenc.arguments import check_flag, whole
 from posenc.encoding.context import following
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Pieces, Row
+from posenc.encoding.terms import Row, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
@@ -46,7 +46,7 @@ class CoPE(Scheme):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.e)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         return (Row(self._counted),)
 
     def _counted(

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from posenc.arguments import check_choice, check_flag, check_type, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, RelativeDot
 from posenc.encoding.rotation import Rotation
+from posenc.encoding.terms import Distance, RelativeDot
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import identity, in_double
 from posenc.scheme import Scheme, uninitialized, uninitialized_table

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import number, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import BrokenLine, Function, Pieces, plus
+from posenc.encoding.terms import BrokenLine, Function, ScoreTerms, plus
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, uninitialized
 from posenc.schemes.entry import Entry, Law
@@ -53,7 +53,7 @@ class FIRE(Scheme):
         self.inner.reset_parameters()
         self.outer.reset_parameters()
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         for positions in (query_positions, key_positions):
             positions.scalar("FIRE")
         broken = BrokenLine(self._away, self._share, self._lines)
@@ -87,8 +87,8 @@ class FIRE(Scheme):
         w1 = w1[:, 0]
         bends = torch.where(w1 == 0, torch.inf, -b1 / w1).clamp(min=0).detach()
         breaks = F.pad(bends.sort().values, (1, 0))
-        # For each piece from the second on, and each unit, whether the unit is active: it is beyond its bend, or
-        # before it if the unit falls. Of a unit without slope, the bend is beyond all. On the first piece x = 0.
+        # For each term from the second on, and each unit, whether the unit is active: it is beyond its bend, or
+        # before it if the unit falls. Of a unit without slope, the bend is beyond all. On the first term x = 0.
         is_on = b1 > 0
         falls = torch.where(w1 == 0, is_on, w1 < 0)
         active = torch.cat((is_on[None], (breaks[:, None] >= bends) ^ falls)).to(w1.dtype)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import check_choice, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Pieces, Row
+from posenc.encoding.terms import Row, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import alibi_slopes
@@ -59,7 +59,7 @@ class GRAPEA(Scheme):
             if vectors is not None:
                 nn.init.normal_(vectors, std=self.head_dim**-0.5)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         return (Row(partial(self._lowered, Context() if context is None else context)),)
 
     def _lowered(

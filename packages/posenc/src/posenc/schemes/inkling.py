@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from posenc.arguments import number, whole
 from posenc.encoding.context import Feature
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Pieces, RelativeDot
 from posenc.encoding.rotation import Rotation
+from posenc.encoding.terms import Distance, RelativeDot, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import TokenScale, identity, in_double, log_length_scale
 from posenc.scheme import Scheme
@@ -78,7 +78,7 @@ class Inkling(Scheme):
             return None
         return Rotation(TokenScale(_factor(self.length, self.strength, positions, dtype)), identity)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         distance = Distance("Inkling", integral=True, tail="constant", past=self.extent)
         return (RelativeDot(self._at, distance, feature="profile"),)
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Distance, Pieces
+from posenc.encoding.terms import Bias, Distance, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -47,7 +47,7 @@ class KERPLE(Scheme):
         nn.init.uniform_(self.p, 0, 2)
         nn.init.uniform_(self.a, 0, 1)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         return (Bias(self._bias, Distance("KERPLE", num_heads=self.num_heads)),)
 
     def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_flag, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Distance, Pieces, RelativeDot, Value
+from posenc.encoding.terms import Distance, RelativeDot, ScoreTerms, Value
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -54,7 +54,7 @@ class Shaw(Scheme):
         for table in self.parameters():
             nn.init.uniform_(table, -bound, bound)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         if self.key_table is None:
             return ()
         return (RelativeDot(self._rows(self.key_table), self._distance),)

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from posenc.arguments import check_flag
 from posenc.encoding.context import following
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Pieces, Row
+from posenc.encoding.terms import Row, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law, lines
@@ -46,7 +46,7 @@ class StickBreaking(Scheme):
         """True: keys after the query have no share."""
         return True
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         return (Row(self._shared, gives_weights=True, reads_vectors=False),)
 
     def _shared(

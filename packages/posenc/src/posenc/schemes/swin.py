@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from posenc.arguments import check_flag, sides, whole
 from posenc.encoding.claims import coordinates
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Distance, Function, Pieces, plus
+from posenc.encoding.terms import Bias, Distance, Function, ScoreTerms, plus
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.tiles import check_reach
 from posenc.scheme import Scheme
@@ -59,7 +59,7 @@ class Swin(Scheme):
     def reset_parameters(self) -> None:
         nn.init.trunc_normal_(self.weight, std=0.02)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         distance = self._distance
         if not self.class_token:
             return (Bias(self._bias, distance),)

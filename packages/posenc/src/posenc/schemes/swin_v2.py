@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from posenc.arguments import sides, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Distance, Pieces
 from posenc.encoding.rotation import Rotation
+from posenc.encoding.terms import Bias, Distance, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, uninitialized
 from posenc.schemes.entry import Entry, Law, lines
@@ -82,7 +82,7 @@ class SwinV2(Scheme):
 
         return Rotation(scaled, lambda key: _unit(key).to(key.dtype))
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         """The bias, from a table of all differences that is computed once."""
         height, width = self.grid
         table = self._table(query_positions.device)

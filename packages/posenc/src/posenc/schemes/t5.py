@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_flag, number, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Bias, Distance, Pieces
+from posenc.encoding.terms import Bias, Distance, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import constant
 from posenc.scheme import Scheme
@@ -94,7 +94,7 @@ class T5(Scheme):
     def reset_parameters(self) -> None:
         nn.init.xavier_uniform_(self.weight)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> Pieces:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         distance = Distance(
             "T5",
             self.axis,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_flag, check_type, number, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import AddedVector, Distance, RelativeDot
+from posenc.encoding.terms import AddedVector, Distance, RelativeDot
 from posenc.lowering.distances import Block
 from posenc.lowering.forms import added
 from posenc.positions.positions import Positions

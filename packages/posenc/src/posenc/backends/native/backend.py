@@ -16,13 +16,13 @@ from posenc.backends.call import Backend, Call, Direct, Unless, cleared
 from posenc.backends.native import operator
 from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.backends.native.operator import Prepared, bounds_of
-from posenc.encoding.pieces import Bias, Function, RelativeDot, Term, Value
 from posenc.encoding.staleness import computed_from
+from posenc.encoding.terms import Bias, Function, RelativeDot, Term, Value
 
 
 def _of_score(reason: str, holds: Callable[[Function, Call], bool]) -> Unless:
     """A condition on functions that are not piecewise linear ones of both coordinates."""
-    return Unless(reason, lambda piece, call: piece.broken is None and holds(piece, call))
+    return Unless(reason, lambda score_term, call: score_term.broken is None and holds(score_term, call))
 
 
 BESIDE = "a score term that is neither a bias nor a product with the query depends on several coordinates"
@@ -31,15 +31,17 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = blockwise.KINDS | {
     Bias: (),  # biases of -inf and planes too
     RelativeDot: (
         blockwise.NO_SEGMENTS,
-        Unless(BESIDE, lambda piece, call: piece.is_planar and piece.side == "key"),
-        Unless("a vector depends on several coordinates at once", lambda piece, call: piece.distance.axis is None),
+        Unless(BESIDE, lambda score_term, call: score_term.is_planar and score_term.side == "key"),
+        Unless(
+            "a vector depends on several coordinates at once", lambda score_term, call: score_term.distance.axis is None
+        ),
     ),
     Function: (
-        Unless(BESIDE, lambda piece, call: piece.is_planar),
+        Unless(BESIDE, lambda score_term, call: score_term.is_planar),
         _of_score(*blockwise.BY_DISTANCE),
         _of_score(
             "a score term is a function of the score that the kernel does not support",
-            lambda piece, call: piece.formula not in FUNCTIONS or piece.distance is None,
+            lambda score_term, call: score_term.formula not in FUNCTIONS or score_term.distance is None,
         ),
     ),
     Value: (Unless("vectors of the output depend on several coordinates", lambda term, call: term.is_planar),),
@@ -52,10 +54,12 @@ def _device(call: Call) -> str | None:
 
 def _functions(call: Call) -> str | None:
     """Why functions of this call cannot be combined, with one another or with planar terms."""
-    functions = [piece for piece in call.pieces if isinstance(piece, Function)]
-    if sum(piece.broken is not None for piece in functions) > 1:
+    functions = [score_term for score_term in call.score_terms if isinstance(score_term, Function)]
+    if sum(score_term.broken is not None for score_term in functions) > 1:
         return "there is more than one piecewise linear function of both coordinates"
-    if any(piece.broken is None for piece in functions) and any(piece.is_planar for piece in call.pieces):
+    if any(score_term.broken is None for score_term in functions) and any(
+        score_term.is_planar for score_term in call.score_terms
+    ):
         return "a function of the score is combined with terms of several coordinates"
     return None
 
@@ -63,7 +67,9 @@ def _functions(call: Call) -> str | None:
 def _long_tables(call: Call) -> str | None:
     """Why a table of distances cannot be stored. Functions, products with keys, and entries that end are not supported
     over such ranges either, though their tables may be short."""
-    is_other = any(isinstance(p, Function) or (isinstance(p, RelativeDot) and p.side == "key") for p in call.pieces)
+    is_other = any(
+        isinstance(p, Function) or (isinstance(p, RelativeDot) and p.side == "key") for p in call.score_terms
+    )
     is_other = is_other or any(distance.reach is not None for distance in blockwise.distances_of(call))
     if is_other and blockwise.distances_of(call) and blockwise.is_spread(call):
         return blockwise.LONG
@@ -78,13 +84,13 @@ def _given(call: Call) -> KernelOperands:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    if any(piece.is_planar for piece in call.pieces):  # else only what queries see is read
+    if any(score_term.is_planar for score_term in call.score_terms):  # else only what queries see is read
         call = cleared(call)
     prepared: Prepared | None = None if call.store is None else call.store.get("native")
     key, tensors = call.key, None if prepared is None else prepared.given
     if prepared is None or tensors is None:
         is_fixed = call.store is not None and call.key_norms is None and blockwise.is_of_positions(call)
-        learned = computed_from((*call.pieces, *call.values)) if is_fixed and torch.is_grad_enabled() else []
+        learned = computed_from((*call.score_terms, *call.values)) if is_fixed and torch.is_grad_enabled() else []
         # Of what layers share no hook may take hold, as that of a checkpoint, in which some of them run.
         with compat.without_saved_tensors_hooks() if learned else nullcontext():
             given = _given(call)
@@ -103,7 +109,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def _direct(call: Call) -> Direct | None:
     store = call.store
-    if store is None or call.key_norms is not None or any(piece.is_planar for piece in call.pieces):
+    if store is None or call.key_norms is not None or any(score_term.is_planar for score_term in call.score_terms):
         return None
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -132,7 +138,7 @@ def _arguments(call: Call, given: KernelOperands) -> tuple[Any, ...]:
 def keeps_bfloat16(call: Call) -> bool:
     """Whether the kernel multiplies in bfloat16: if the processor supports it, and no key is multiplied with vectors.
     Otherwise half precision is converted to float32."""
-    meets = any(isinstance(p, RelativeDot) and p.side == "key" and not p.is_planar for p in call.pieces)
+    meets = any(isinstance(p, RelativeDot) and p.side == "key" and not p.is_planar for p in call.score_terms)
     return call.query.dtype == torch.bfloat16 and not meets and multiplies_bfloat16()
 
 

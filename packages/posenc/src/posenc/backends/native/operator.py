@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from posenc import compat
 from posenc.backends.blockwise import IN_DOUBLE, TABLES, KernelLayout, custom_operator
 from posenc.backends.native.library import library, pool
-from posenc.encoding.pieces import skip_threshold
+from posenc.encoding.terms import skip_threshold
 from posenc.positions.tiles import Tile, Tiling
 from posenc.rotation.phases import PairLayout
 

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from posenc import compat
 from posenc.arguments import check_choice
 from posenc.backends.blockwise import IN_DOUBLE, POSSIBLE, KernelLayout
-from posenc.encoding.pieces import skipped_by_default
+from posenc.encoding.terms import skipped_by_default
 from posenc.positions.layout import Layout
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Tiling, Visibility, distances, tiles

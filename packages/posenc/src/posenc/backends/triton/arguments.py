@@ -16,7 +16,7 @@ LENGTHS = (
     "lead", "count", "batch", "own", "blocks", "blocks_q", "blocks_k",
 )  # fmt: skip
 """Arguments that differ from call to call, of which no kernel is compiled anew for 1, or for multiples of 16. Strides
-are not among them, since rows are read in one piece only if they are known to be aligned."""
+are not among them, since rows are read in one term only if they are known to be aligned."""
 
 TILE = (
     "start", "stop", "from_key", "to_key", "least", "most",

@@ -23,7 +23,7 @@ from posenc.backends.triton.operator import (
     triton,
 )
 from posenc.backends.triton.tasks import ANY, SPAN
-from posenc.encoding.pieces import Bias, CumulativeBias, Function, RelativeDot, Term
+from posenc.encoding.terms import Bias, CumulativeBias, Function, RelativeDot, Term
 from posenc.rotation.phases import constant
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -32,19 +32,24 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KINDS: dict[type[Term], tuple[Unless, ...]] = blockwise.KINDS | {
     RelativeDot: (
         *blockwise.KINDS[RelativeDot],
-        Unless("a key is multiplied with a vector", lambda piece, call: piece.side == "key"),
+        Unless("a key is multiplied with a vector", lambda score_term, call: score_term.side == "key"),
     ),
     Function: (
         blockwise.ONE_AXIS,
         Unless(
             "a score term is a piecewise linear function of both coordinates, which the kernel supports only for few "
             "queries and without gradients",
-            lambda piece, call: piece.broken is not None and not _is_step(call),
+            lambda score_term, call: score_term.broken is not None and not _is_step(call),
         ),
-        Unless(blockwise.BY_DISTANCE.reason, lambda piece, call: piece.broken is None and piece.reads_coordinates),
+        Unless(
+            blockwise.BY_DISTANCE.reason,
+            lambda score_term, call: score_term.broken is None and score_term.reads_coordinates,
+        ),
         Unless(
             "a score term is a function of the score that the kernel does not support",
-            lambda piece, call: piece.broken is None and (piece.formula != "relu times" or piece.distance is None),
+            lambda score_term, call: (
+                score_term.broken is None and (score_term.formula != "relu times" or score_term.distance is None)
+            ),
         ),
     ),
 }
@@ -63,7 +68,11 @@ def _inputs(call: Call) -> str | None:
         return "it supports only float32, bfloat16 and float16"
     if not torch.compiler.is_compiling() and max(call.query.shape[:2]) > GRID:  # a graph serves all batches
         return too_many(*call.query.shape[:2])
-    features = [piece.feature for piece in call.pieces if isinstance(piece, RelativeDot) and piece.feature is not None]
+    features = [
+        score_term.feature
+        for score_term in call.score_terms
+        if isinstance(score_term, RelativeDot) and score_term.feature is not None
+    ]
     joined = sum(call.query_features[name].size(-1) for name in features if name in call.query_features)
     widest = max(call.query.size(-1) + joined, call.value.size(-1))
     if widest > WIDEST:
@@ -83,7 +92,7 @@ class _Lines(KernelOperands):
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
-        biases = [piece for piece in self.call.pieces if isinstance(piece, Bias)]
+        biases = [score_term for score_term in self.call.score_terms if isinstance(score_term, Bias)]
         if any(bias.distance.tail == "linear" for bias in biases) and all(
             b.distance.tail in self.tails for b in biases
         ):
@@ -184,7 +193,8 @@ def _skipping(call: Call) -> tuple[float, int]:
     """The fraction of a row's weight that may be skipped, 0 if no term goes on falling with the distance; and the index
     difference of a query's own key, -1 if it is not known to attend to it."""
     falls = any(
-        isinstance(p, CumulativeBias) or (isinstance(p, Bias) and p.distance.tail != "constant") for p in call.pieces
+        isinstance(p, CumulativeBias) or (isinstance(p, Bias) and p.distance.tail != "constant")
+        for p in call.score_terms
     )
     own = own_keys(call) if falls else None
     return call.skip_below if falls else 0.0, -1 if own is None else own

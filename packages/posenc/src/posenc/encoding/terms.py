@@ -1,6 +1,6 @@
 """The kinds of score and value terms, as data.
 
-A scheme's score door is a tuple of pieces, applied from left to right to the score s_ij = scale q_i . k_j:
+A scheme's score door is a tuple of terms, applied from left to right to the score s_ij = scale q_i . k_j:
 
     Bias            s_ij + b_h(r)                 a number per head and distance            ALiBi, T5, Swin
     RelativeDot     s_ij + scale q_i . a_h(r)     query or key times a vector per distance  Shaw, DeBERTa
@@ -72,10 +72,10 @@ class Term:
         return self.distance is not None and (self.distance.axis != 0 or self.distance.axes > 1)
 
 
-class Piece(Term):
+class ScoreTerm(Term):
     """A score term. A kind is a frozen dataclass of this class, and overrides what is not true of it.
 
-    What a piece computes is its form (``posenc.lowering.forms.FORMS``), and which kinds a backend supports its table.
+    What a term computes is its form (``posenc.lowering.forms.FORMS``), and which kinds a backend supports its table.
     """
 
     adds: bool = True  # it only adds to the score
@@ -101,8 +101,8 @@ class Piece(Term):
         """Its tensors of queries and keys, (batch or 1, heads or 1, tokens or 1, ...)."""
         return ()
 
-    def mapped(self, change: Change) -> Piece:
-        """The same piece with ``change(side, x)`` in place of each of `tensors`: sliced, padded or cast."""
+    def mapped(self, change: Change) -> ScoreTerm:
+        """The same term with ``change(side, x)`` in place of each of `tensors`: sliced, padded or cast."""
         return self
 
     def limits(self, r: Tensor, query_norm: Norm, key_norm: Norm, scale: float) -> Limits | None:
@@ -116,11 +116,11 @@ Norm: TypeAlias = float | Tensor
 Limits: TypeAlias = tuple[Tensor | float, Tensor | float]
 
 
-Pieces: TypeAlias = tuple[Piece, ...]  # of a scheme, applied from left to right
+ScoreTerms: TypeAlias = tuple[ScoreTerm, ...]  # of a scheme, applied from left to right
 
 
 @dataclass(frozen=True)
-class Bias(Piece):
+class Bias(ScoreTerm):
     """Adds a number per head and distance: s_ij + at(r)[h].
 
     ``at`` takes distances of any shape (..., or (..., axes) with several axes) and returns (heads or 1, ...).
@@ -128,7 +128,7 @@ class Bias(Piece):
     """
 
     at: Callable[[Tensor], Tensor]
-    distance: Distance = field()  # without the default of a piece
+    distance: Distance = field()  # without the default of a term
     masks: bool = False
 
     is_content_free = True
@@ -141,7 +141,7 @@ class Bias(Piece):
 
 
 @dataclass(frozen=True)
-class RelativeDot(Piece):
+class RelativeDot(ScoreTerm):
     """Adds the product of the query with a vector per distance: s_ij + scale (q_i + shift) . vectors(r).
 
     ``vectors`` takes distances (...) and returns (heads or 1, ..., head_dim). ``shift`` (heads, head_dim) is added to
@@ -186,7 +186,7 @@ class RelativeDot(Piece):
 
 
 @dataclass(frozen=True)
-class AddedVector(Piece):
+class AddedVector(ScoreTerm):
     """Adds the product of a vector with the key or the query: s_ij + scale u_i . k_j with ``query`` = u, or
     s_ij + scale q_i . w_j with ``key`` = w. Either is (batch or 1, heads or 1, tokens or 1, head_dim); u may be
     (heads, head_dim), the same for all tokens."""
@@ -220,7 +220,7 @@ class AddedVector(Piece):
 
 
 @dataclass(frozen=True)
-class CumulativeBias(Piece):
+class CumulativeBias(ScoreTerm):
     """Adds the difference of a cumulative feature: s_ij + F_i - F_j, with F the named feature of queries and keys,
     (batch, heads, tokens)."""
 
@@ -230,7 +230,7 @@ class CumulativeBias(Piece):
 
 
 @dataclass(frozen=True)
-class ChannelDecay(Piece):
+class ChannelDecay(ScoreTerm):
     """Multiplies each channel of the product by the exponential of the difference of a cumulative feature, for keys up
     to the query: s_ij + scale sum_c q_ic k_jc (exp(P_ic - P_jc) - 1), with P the named feature of queries and keys,
     (batch, heads, tokens, head_dim), which does not increase with the order. Keys after the query are unchanged."""
@@ -251,8 +251,8 @@ class BrokenLine:
 
     ``away`` takes integer distances r = p_j - p_i and returns numbers of at least 0 that do not increase with r;
     ``share`` takes query coordinates and returns positive numbers. Both keep the shape and return float64. ``lines()``
-    returns breaks (n,), sorted and at least 0, and (heads, n + 1, 2), l and m of every piece: piece 0 is for x = 0,
-    piece k for breaks[k - 1] < x <= breaks[k], the last one for all larger x. Breaks may be equal or infinite. The
+    returns breaks (n,), sorted and at least 0, and (heads, n + 1, 2), l and m of every term: term 0 is for x = 0,
+    term k for breaks[k - 1] < x <= breaks[k], the last one for all larger x. Breaks may be equal or infinite. The
     function is continuous, so breaks have no gradient.
     """
 
@@ -262,7 +262,7 @@ class BrokenLine:
 
 
 @dataclass(frozen=True)
-class Function(Piece):
+class Function(ScoreTerm):
     """Any elementwise function of the score: s_ij becomes apply(s_ij, *c).
 
     - ``apply`` depends only on its arguments.
@@ -301,13 +301,13 @@ def plus(score: Tensor, bias: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Row(Piece):
+class Row(ScoreTerm):
     """Any function of a row of scores: apply(scores, visible, query, key, query_positions, key_positions) -> scores.
 
     Scores are (batch, heads, queries, keys) with all keys of the call; ``visible`` (None: all) broadcasts to them.
 
     - ``gives_weights``: the result is the logarithm of the weights, which `attention` then does not normalize. It must
-      be the last piece, without a float mask.
+      be the last term, without a float mask.
     - ``reads_vectors``: it reads query or key, not only their scores.
     """
 
@@ -340,24 +340,24 @@ def _check_tail(distance: Distance) -> None:
         )
 
 
-def check_sequence(pieces: tuple[Piece, ...]) -> None:
-    """ValueError for pieces in an order that gives wrong scores."""
-    hiding = next((n for n, piece in enumerate(pieces) if piece.masks), None)
-    if hiding is not None and any(not p.adds and not p.reads_rows for p in pieces[hiding:]):
+def check_sequence(score_terms: tuple[ScoreTerm, ...]) -> None:
+    """ValueError for terms in an order that gives wrong scores."""
+    hiding = next((n for n, score_term in enumerate(score_terms) if score_term.masks), None)
+    if hiding is not None and any(not p.adds and not p.reads_rows for p in score_terms[hiding:]):
         raise ValueError(
             "a function of the score comes after a bias that masks keys with -inf, which it would map to a finite "
             "score: compose the scheme of the function before that of the bias"
         )
-    if gives_weights(pieces[:-1]):
+    if gives_weights(score_terms[:-1]):
         raise ValueError(
             "a score term comes after one that returns logarithms of weights, which are not normalized again: compose "
             "the scheme that returns weights last"
         )
 
 
-def gives_weights(pieces: tuple[Piece, ...]) -> bool:
+def gives_weights(score_terms: tuple[ScoreTerm, ...]) -> bool:
     """Whether the final scores are logarithms of weights, which must not be normalized."""
-    return any(piece.gives_weights for piece in pieces)
+    return any(score_term.gives_weights for score_term in score_terms)
 
 
 # -- how far keys count -----------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def skip_threshold(skip_below: float, keys: int) -> float:
 
 
 def differences(
-    pieces: Sequence[Piece], r: Tensor, query_norm: float | Tensor, key_norm: float | Tensor, scale: float
+    score_terms: Sequence[ScoreTerm], r: Tensor, query_norm: float | Tensor, key_norm: float | Tensor, scale: float
 ) -> tuple[Tensor, Tensor] | None:
     """For keys at distances r (distances,), of which the first is 0: the bias of each less that of the query's own key,
     (heads or 1, distances), and by how much their scores are greater otherwise at most, (heads or 1, 1). None: unknown.
@@ -388,8 +388,8 @@ def differences(
     """
     spread = torch.as_tensor(2 * scale * query_norm * key_norm, dtype=torch.float64)
     bias = torch.zeros(1, len(r), dtype=torch.float64)
-    for piece in pieces:
-        limits = piece.limits(r, query_norm, key_norm, scale)
+    for score_term in score_terms:
+        limits = score_term.limits(r, query_norm, key_norm, scale)
         if limits is None:
             return None
         bias, spread = bias + limits[0], spread + limits[1]
@@ -397,14 +397,14 @@ def differences(
 
 
 def horizon(
-    pieces: Sequence[Piece], length: int, query_norm: float, key_norm: float, scale: float, skip_below: float
+    score_terms: Sequence[ScoreTerm], length: int, query_norm: float, key_norm: float, scale: float, skip_below: float
 ) -> Int[Tensor, " heads"]:
     """The smallest W such that keys at distance W and more have at most ``skip_below`` of a row's weight, for every
-    head; ``length`` if there is none, or a piece has no known bound.
+    head; ``length`` if there is none, or a term has no known bound.
 
     See `differences`.
     """
-    found = differences(pieces, -torch.arange(length), query_norm, key_norm, scale)
+    found = differences(score_terms, -torch.arange(length), query_norm, key_norm, scale)
     if found is None:
         return torch.full((1,), length)
     bias, spread = found
