@@ -117,10 +117,9 @@ def bind_once(layer_cache: dict[Any, Any], scheme: nn.Module, key: tuple[Any, ..
     """
     if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in scheme.parameters()):
         return make()
-    name = id(scheme), *key
-    if name not in layer_cache:
-        layer_cache[name] = make()
-    result: T = layer_cache[name]
+    if (scheme, *key) not in layer_cache:
+        layer_cache[scheme, *key] = make()
+    result: T = layer_cache[scheme, *key]
     return result
 
 
