@@ -16,7 +16,7 @@ import torch
 from jaxtyping import install_import_hook
 
 from tests.availability import NO_TRITON
-from tests.scheme_variants import ALIKE
+from tests.scheme_variants import SCHEME_VARIANTS
 
 if os.environ.get("POSENC_SHAPES") == "1":
     install_import_hook("posenc", "beartype.beartype")
@@ -76,9 +76,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks as ``more`` what is tried on a scheme that is like another."""
     for item in items:
         if item.path.with_suffix("").as_posix().endswith(OF_ALL_SCHEMES) and isinstance(item, pytest.Function):
-            given = getattr(item, "callspec", None)
-            told = {str(getattr(x, "name", x)) for x in given.params.values()} if given else set()
-            if told & ALIKE:
+            callspec = getattr(item, "callspec", None)
+            names = {str(getattr(x, "name", x)) for x in callspec.params.values()} if callspec else set()
+            if names & SCHEME_VARIANTS:
                 item.add_marker("more")
 
 

@@ -128,7 +128,7 @@ def elsewhere(compiler: str, level: Level, precision: str) -> str:
             made = compiled(Path(folder), (), precision, ("-O3", *static, *level.flags), (compiler,))
         except subprocess.CalledProcessError as error:
             return "WRONG: does not compile: " + next(iter(error.stderr.splitlines()), "")
-        kernel = emulated_kernel.Foreign([*EMULATED[compiler], str(program)], made)
+        kernel = emulated_kernel.EmulatedLibrary([*EMULATED[compiler], str(program)], made)
         try:
             return verdict(failures(kernel, precision))  # type: ignore[arg-type]
         except (OSError, RuntimeError) as error:

@@ -2,7 +2,7 @@
 
 # Schemes that models, backends and laws meet as another one that is tried, with other numbers. Their oracles, laws and
 # mutants are tried always; the tests of models and backends go through them in `make check`.
-ALIKE = {
+SCHEME_VARIANTS = {
     *("partial_rope", "p_rope", "le_rope", "mrope", "rope_3d", "axial_rope", "mixed_rope"),  # rope
     *("fope", "fope with fewer pairs than frequencies"),  # rope
     *("string", "lie_re", "tupe", "swin_v2", "cameras"),  # token maps, as mla, pope and query_scale

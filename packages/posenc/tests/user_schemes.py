@@ -46,7 +46,7 @@ class TrialCoPE(Scheme):
         return scores + (1 - part) * met.gather(-1, low.long()) + part * met.gather(-1, count.ceil().long())
 
 
-class ScoreTerms(Scheme):
+class TermScheme(Scheme):
     """A score of terms that ``make`` makes of named parameters."""
 
     def __init__(self, make: Callable[..., tuple[ScoreTerm, ...]], **parameters: nn.Parameter) -> None:
@@ -74,7 +74,7 @@ def disentangled(head_dim: int, heads: int, k: int = 5, tail: Any = "constant") 
             RelativeDot(_clipped(of_queries, k), distance, side="key"),
         )
 
-    return ScoreTerms(make, of_keys=weight(heads, 2 * k + 1, head_dim), of_queries=weight(1, 2 * k + 1, head_dim))
+    return TermScheme(make, of_keys=weight(heads, 2 * k + 1, head_dim), of_queries=weight(1, 2 * k + 1, head_dim))
 
 
 def clocked(heads: int) -> Scheme:
@@ -84,7 +84,7 @@ def clocked(heads: int) -> Scheme:
         bias = Bias(_clipped(table, 3), Distance("Clocked", integral=True, tail="constant", past=3))
         return CumulativeBias("clock"), bias
 
-    return ScoreTerms(make, table=weight(heads, 7))
+    return TermScheme(make, table=weight(heads, 7))
 
 
 def featured(head_dim: int, heads: int, k: int = 4) -> Scheme:
@@ -96,7 +96,7 @@ def featured(head_dim: int, heads: int, k: int = 4) -> Scheme:
             _clipped(of_query, k), distance
         )
 
-    return ScoreTerms(make, of_feature=weight(heads, 2 * k + 1, 3), of_query=weight(1, 2 * k + 1, head_dim))
+    return TermScheme(make, of_feature=weight(heads, 2 * k + 1, 3), of_query=weight(1, 2 * k + 1, head_dim))
 
 
 def capped(score: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ def capped(score: Tensor) -> Tensor:
 
 def softcap() -> Scheme:
     """A function of the score that looks at no position."""
-    return ScoreTerms(lambda: (Function(capped),))
+    return TermScheme(lambda: (Function(capped),))
 
 
 def squeezed(score: Tensor, c: Tensor, d: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def squeezing(heads: int, k: int = 6) -> Scheme:
             Function(squeezed, lambda r: (_clipped(c, k)(r), _clipped(d, k)(r)), distance),
         )
 
-    return ScoreTerms(make, c=weight(heads, 2 * k + 1), d=weight(1, 2 * k + 1), bias=weight(heads, 2 * k + 1))
+    return TermScheme(make, c=weight(heads, 2 * k + 1), d=weight(1, 2 * k + 1), bias=weight(heads, 2 * k + 1))
 
 
 def capping(heads: int, k: int = 6) -> Scheme:
@@ -142,7 +142,7 @@ def capping(heads: int, k: int = 6) -> Scheme:
             ),
         )
 
-    return ScoreTerms(make, c=weight(heads, 2 * k + 1), bias=weight(heads, 2 * k + 1))
+    return TermScheme(make, c=weight(heads, 2 * k + 1), bias=weight(heads, 2 * k + 1))
 
 
 def plus(score: Tensor, c: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ def interpolated(heads: int) -> Scheme:
 
         return (Function(plus, of_both, adds=True),)
 
-    return ScoreTerms(make, scale=weight(heads))
+    return TermScheme(make, scale=weight(heads))
 
 
 def learned_slope(heads: int) -> Scheme:
@@ -170,7 +170,7 @@ def learned_slope(heads: int) -> Scheme:
         distance = Distance("Slope", tail="linear")
         return (Bias(lambda r: torch.tensordot(-slope.exp(), r.abs().to(slope.dtype), 0), distance),)
 
-    return ScoreTerms(make, slope=weight(heads))
+    return TermScheme(make, slope=weight(heads))
 
 
 def bent_line(heads: int) -> Scheme:
@@ -184,9 +184,9 @@ def bent_line(heads: int) -> Scheme:
 
         return (Bias(at, Distance("Bent", integral=True, tail="linear", past=3)),)
 
-    return ScoreTerms(make)
+    return TermScheme(make)
 
 
 def of_each_key(head_dim: int) -> Scheme:
     """A vector of every key, of a content of its own."""
-    return ScoreTerms(lambda u: (AddedVector("OfEachKey", query=u[None, :, None]),), u=weight(1, head_dim))
+    return TermScheme(lambda u: (AddedVector("OfEachKey", query=u[None, :, None]),), u=weight(1, head_dim))

@@ -236,7 +236,7 @@ def conventions_of(subject: Subject, made: Any, sizes: Sizes, changed: Mapping[s
         with suppress(ValueError), torch.random.fork_rng(devices=()):
             other = adopt(rebuilt(usual, **{name: value}).double(), subject, made)
             found.append(Convention(f"{type(usual).__name__} with {name}={value!r}", other))
-    found.append(Convention(f"{type(usual).__name__} with the sign of all distances turned", usual, torch.neg))
+    found.append(Convention(f"{type(usual).__name__} with the sign of all distances reversed", usual, torch.neg))
     for axes in permutations(range(subject.axes)):
         if list(axes) != sorted(axes):
             name = f"{type(usual).__name__} with the axes in the order {list(axes)}"

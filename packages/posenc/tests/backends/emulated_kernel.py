@@ -27,7 +27,7 @@ def pointers(structure: type[ctypes.Structure], start: int = 0) -> Iterator[int]
             yield from pointers(kind, at)
 
 
-class Foreign:
+class EmulatedLibrary:
     """The library at a path, as `ctypes.CDLL` would be, called by a program that ``command`` runs."""
 
     def __init__(self, command: Sequence[str], path: Path) -> None:

@@ -111,7 +111,7 @@ def test_the_kernel_turns_what_the_reference_is_given_turned(name: str, left: li
 
 
 def added_to_keys() -> Scheme:
-    return user_schemes.ScoreTerms(lambda w: (AddedVector("Folded", key=w),), w=torch.randn(1, 1, TOKENS, HEAD_DIM))
+    return user_schemes.TermScheme(lambda w: (AddedVector("Folded", key=w),), w=torch.randn(1, 1, TOKENS, HEAD_DIM))
 
 
 TURNED_FIRST = {

@@ -18,7 +18,7 @@ from posenc.models.cache import NORMS_FEATURE
 from posenc.scheme import Scheme
 from tests.rounding import of_sums
 from tests.rows import every_second, with_more
-from tests.user_schemes import ScoreTerms
+from tests.user_schemes import TermScheme
 
 HEADS = 4
 
@@ -28,8 +28,8 @@ def power(r: Tensor) -> Tensor:
     return -torch.tensor([1.0, 0.3, 0.1, 0.05], dtype=torch.float64).view(-1, *[1] * r.dim()) * r.abs().double() ** 1.2
 
 
-POWER = ScoreTerms(lambda: (Bias(power, Distance("Power")),))
-CLOCK = ScoreTerms(lambda: (CumulativeBias("forgotten"),))
+POWER = TermScheme(lambda: (Bias(power, Distance("Power")),))
+CLOCK = TermScheme(lambda: (CumulativeBias("forgotten"),))
 SCHEMES = {
     "alibi": lambda: ALiBi(HEADS),
     "alibi on both sides": lambda: ALiBi(HEADS, "bidirectional"),

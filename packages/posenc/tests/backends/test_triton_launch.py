@@ -23,7 +23,7 @@ from posenc.backends.request import Request
 from posenc.backends.triton import backend, operator, tasks
 from posenc.encoding.terms import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
-from tests.user_schemes import ScoreTerms
+from tests.user_schemes import TermScheme
 
 # --- precision of products --------------------------------------------------------------------------------------------
 
@@ -412,7 +412,7 @@ def lined(past: int, reach: int | None = None, knee: float = 0.3) -> posenc.Sche
         return -(knee * steep + torch.where(r < 0, 0.1, 0.2) * far)[None]
 
     distance = Distance("Lined", integral=True, tail="linear", past=past, reach=None if reach is None else (reach,))
-    return ScoreTerms(lambda: (Bias(at, distance),))
+    return TermScheme(lambda: (Bias(at, distance),))
 
 
 def asked(scheme: posenc.Scheme, positions: Positions, **how: Any) -> Any:

@@ -17,7 +17,7 @@ from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import SPAN
 from posenc.encoding.terms import Bias, CumulativeBias, Distance
 from tests.backends.test_triton import ON
-from tests.user_schemes import ScoreTerms
+from tests.user_schemes import TermScheme
 
 # The backward kernels mask weights, not scores, so those of masked pairs may be infinite before.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
@@ -38,7 +38,7 @@ def line(steps: tuple[float, float] = (-1.4, -1.4)) -> Scheme:
         steep = torch.tensor([1.0, 0.01], device=r.device, dtype=torch.float64)
         return torch.tensordot(steep, torch.where(r < 0, -steps[0] * r, steps[1] * r).double(), 0)
 
-    return ScoreTerms(lambda: (Bias(at, Distance("Line", tail="linear")),))
+    return TermScheme(lambda: (Bias(at, Distance("Line", tail="linear")),))
 
 
 def power(r: Tensor) -> Tensor:
@@ -49,10 +49,10 @@ def power(r: Tensor) -> Tensor:
 SCHEMES: dict[str, Any] = {
     "a line": line,
     "a line that rises to the left": lambda: line((0.9, -1.4)),
-    "a power": lambda: ScoreTerms(lambda: (Bias(power, Distance("Power")),)),
+    "a power": lambda: TermScheme(lambda: (Bias(power, Distance("Power")),)),
     "a learned power": lambda: KERPLE(HEADS, "power"),
     "a line and Shaw's vectors": lambda: line() + Shaw(16, 5),
-    "a clock": lambda: ScoreTerms(lambda: (CumulativeBias("forgotten"),)),
+    "a clock": lambda: TermScheme(lambda: (CumulativeBias("forgotten"),)),
 }
 PLACES = {
     "text": lambda: Positions.arange(TOKENS),

@@ -250,7 +250,7 @@ def _one_on(plan: Plan) -> Iterator[Case]:
 def _of_the_rest(plan: Plan) -> Iterator[Case]:
     for case in _cases(plan):
         rotary, head_dim = (getattr(plan.subject, name) for name in ("rotary_dim", "head_dim"))
-        require((rotary or head_dim) < head_dim, "claim a `rotary_dim` where fewer channels are turned")
+        require((rotary or head_dim) < head_dim, "claim a `rotary_dim` where fewer channels are rotated")
         for dtype in (plan.subject.dtype, *plan.low_dtypes):
             yield Case(case.batch, {"dtype": dtype})
 

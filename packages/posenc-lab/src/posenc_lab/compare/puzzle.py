@@ -214,7 +214,7 @@ class Addition(Puzzle):
     axis = "digits of each number"
     how_to_read = (
         "A row is two binary numbers of as many digits and their sum, the most significant digit first. A digit of the "
-        "sum is told from two digits that stand as far from each other as the numbers are long, and from the carry, "
+        "sum follows from two digits that stand as far from each other as the numbers are long, and from the carry, "
         "which comes from the digits to the right.",
     )
     not_concluded = ("Decimal, or written from the least significant digit, the order of the schemes may be another.",)
@@ -246,7 +246,7 @@ class Recall(Puzzle):
     axis = "characters before the questions"
     how_to_read = (
         f"A row has {PAIRS} pairs of a key and a value with filler between them, and then {QUESTIONS} times a key "
-        "whose value is to be told. All of them must be right.",
+        "whose value is asked for. All of them must be right.",
         "There are as many pairs at every length: what grows is the filler, and so the distance to the values.",
     )
     not_concluded = (

@@ -45,7 +45,7 @@ CAPTIONS = {
     "Bars: 95 % intervals.",
     "windows": "Bits per byte against test length, over separate windows: every byte is scored, including the first of "
     "a window.",
-    "accuracy": "Share of rows in which every character that is to be told is right, against their length. Bars: 95 % "
+    "accuracy": "Share of rows in which every character of the answers is right, against their length. Bars: 95 % "
     "intervals.",
     "final_tokens": "Bits per byte of the same final bytes as their context grows. A line below its dashed line: "
     "context beyond the training length helps.",

@@ -165,7 +165,7 @@ def bounded(probe: Probe) -> Finding:
     sizes: list[tuple[str, float, float]] = []
     vectors = [probe.vectors(places) for places in (near, far)]
     if vectors[0] is not None and vectors[1] is not None:
-        what = "vector it adds" if "rotate" not in probe.scheme.doors else "vector it has turned"
+        what = "vector it adds" if "rotate" not in probe.scheme.doors else "vector it has rotated"
         sizes.append((f"norm of a {what}", *(x.norm(dim=-1).max().item() for x in vectors if x is not None)))
     if probe.sees_pairs:
         # The query is the last token, and all keys are before it.

@@ -62,7 +62,7 @@ def _is_float(mask: Tensor | None) -> bool:
 @compat.no_grad  # like other choices, made once for all layers, also those that checkpointing runs again
 def is_plain(call: Call) -> bool:
     """Whether the kernel needs no mask: no terms remain after folding, and attention is full or causal."""
-    if call.attn_mask is not None or _folded(call)[2]:
+    if call.attn_mask is not None or _fold_terms(call)[2]:
         return False
     return _is_triangle(call) or sees_all(call.query_positions, call.key_positions, call.visibility)
 
@@ -74,7 +74,7 @@ def _is_triangle(call: Call) -> bool:
     return seen.is_causal and not has_window and same_run(call.query_positions, call.key_positions)
 
 
-def _folded(call: Call) -> tuple[Tensor, Tensor, tuple[ScoreTerm, ...]]:
+def _fold_terms(call: Call) -> tuple[Tensor, Tensor, tuple[ScoreTerm, ...]]:
     """Query and key with folded terms, and the remaining terms. For a few queries only what is added to them is
     folded, since changing all keys of a cache would cost more.
 
@@ -109,7 +109,7 @@ def _bias(call: Call, left: tuple[ScoreTerm, ...]) -> Tensor | None:
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call = cleared(in_sight(call))
-    query, key, left = _folded(call)
+    query, key, left = _fold_terms(call)
     width = call.value.size(-1)
     # Fused kernels need equal widths, and folded terms add channels.
     widest = max(query.size(-1), width)

@@ -65,8 +65,8 @@ ENTRY = Entry(
         ROTATED_SCORE, r"\phi_k = \sum_{t \le i} f_t^k, \qquad f_t = \frac{1}{1 + \mathrm{softplus}(w_h \cdot x_t)}"
     ),
     example=(
-        'said = {"frequency": torch.randn(2, 12, 64)}\n'
-        "encoding = posenc.CARoPE(12, 64)(posenc.Positions.arange(64)).with_projected(said)\n"
+        'features = {"frequency": torch.randn(2, 12, 64)}\n'
+        "encoding = posenc.CARoPE(12, 64)(posenc.Positions.arange(64)).with_projected(features)\n"
         "posenc.attention(q, k, v, encoding, is_causal=True)"
     ),
     url="https://arxiv.org/abs/2507.23083",
