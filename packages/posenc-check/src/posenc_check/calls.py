@@ -160,7 +160,7 @@ def _inside(thing: Any) -> list[tuple[str, Any]]:
     if isinstance(thing, MethodType):
         return [("", thing.__self__)]
     if isinstance(thing, FunctionType):
-        return [*_closed_over(thing), ("'s defaults", thing.__defaults__ or ()), ("", vars(thing))]
+        return [*_closure_of(thing), ("'s defaults", thing.__defaults__ or ()), ("", vars(thing))]
     if isinstance(thing, type | ModuleType) or not hasattr(thing, "__dict__"):
         return []
     named = dict(vars(thing))
@@ -179,7 +179,7 @@ def _inside(thing: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _closed_over(function: FunctionType) -> list[tuple[str, Any]]:
+def _closure_of(function: FunctionType) -> list[tuple[str, Any]]:
     found = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with suppress(ValueError):  # the cell is empty

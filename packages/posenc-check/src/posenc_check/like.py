@@ -45,7 +45,7 @@ def scheme_of(subject: Subject, sizes: Sizes = UNKNOWN_SIZES, changed: Mapping[s
     like = scheme = subject.like
     with torch.random.fork_rng(devices=()):  # building draws parameters
         if isinstance(like, str):
-            scheme = _named(like, subject, sizes)
+            scheme = _scheme_by_name(like, subject, sizes)
         elif callable(like) and not isinstance(like, nn.Module):
             options = {**subject.options, **changed}
             scheme = like(**{name: options[name] for name in signature(like).parameters if name in options})
@@ -87,7 +87,7 @@ def captured_sizes(subject: Subject, made: Any, batch: Batch) -> Sizes:
     return Sizes(scores[0].size(1)) if scores else Sizes()
 
 
-def _named(text: str, subject: Subject, sizes: Sizes) -> Scheme:
+def _scheme_by_name(text: str, subject: Subject, sizes: Sizes) -> Scheme:
     """The scheme of that name, with the sizes and claims of the subject, and the options in the text."""
     name, _, rest = text.partition("(")
     options = _options(text) if rest else {}
@@ -116,7 +116,7 @@ def _named(text: str, subject: Subject, sizes: Sizes) -> Scheme:
     said = {k: v for k, v in claimed.items() if v is not None and k in takes}
     usual = entry.build(shape)
     said |= {k: v for k, v in options.items() if getattr(usual, k, None) != v}
-    return rebuilt(usual, **said)
+    return rebuild(usual, **said)
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _options(text: str) -> dict[str, Any]:
     raise ValueError(f"like must be {LIKE_FORMS}, with options as name=value, got {text!r}")
 
 
-def rebuilt(scheme: Scheme, **changed: Any) -> Scheme:
+def rebuild(scheme: Scheme, **changed: Any) -> Scheme:
     """The same scheme with some arguments changed. It must have its arguments as attributes."""
     if not changed:
         return scheme
@@ -234,7 +234,7 @@ def conventions_of(subject: Subject, made: Any, sizes: Sizes, changed: Mapping[s
         ]
     for name, value in _choices(usual):
         with suppress(ValueError), torch.random.fork_rng(devices=()):
-            other = adopt(rebuilt(usual, **{name: value}).double(), subject, made)
+            other = adopt(rebuild(usual, **{name: value}).double(), subject, made)
             found.append(Convention(f"{type(usual).__name__} with {name}={value!r}", other))
     found.append(Convention(f"{type(usual).__name__} with the sign of all distances reversed", usual, torch.neg))
     for axes in permutations(range(subject.axes)):

@@ -11,9 +11,9 @@ SLOPES = "alibi_slopes(self.num_heads, scores.dtype, scores.device)"
 OF_EIGHT = "2.0 ** (-8 * torch.arange(1.0, self.num_heads + 1) / self.num_heads)"
 MUTANTS = lines(
     oracles("grape_a"),
-    ("takes later keys for distant ones", GRAPEA, "_lowered", ".clamp(min=0)", ".abs()"),
-    ("rewards later keys", GRAPEA, "_lowered", ".clamp(min=0)", ""),
-    ("has slopes for powers of two alone", GRAPEA, "_lowered", SLOPES, OF_EIGHT),
+    ("takes later keys for distant ones", GRAPEA, "_row_scores", ".clamp(min=0)", ".abs()"),
+    ("rewards later keys", GRAPEA, "_row_scores", ".clamp(min=0)", ""),
+    ("has slopes for powers of two alone", GRAPEA, "_row_scores", SLOPES, OF_EIGHT),
 )
 
 

@@ -14,8 +14,14 @@ MUTANTS = (
     *lines(
         COMPARED,
         ("counts from 0", inkling, "_factor", ") + 1\n", ")\n"),
-        ("looks ahead", Inkling, "_at", "back = -r", "back = r"),
-        ("goes on with its last profile", Inkling, "_at", "(back >= 0) & (back < self.extent)", "back >= 0"),
+        ("looks ahead", Inkling, "_profile_vectors", "back = -r", "back = r"),
+        (
+            "goes on with its last profile",
+            Inkling,
+            "_profile_vectors",
+            "(back >= 0) & (back < self.extent)",
+            "back >= 0",
+        ),
     ),
 )
 

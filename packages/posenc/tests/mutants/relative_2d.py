@@ -12,7 +12,7 @@ from tests.schemes import test_life_cycle
 MUTANTS = (
     *lines(
         oracles("relative_2d"),
-        ("divides SAM's term by the root of head_dim", Relative2D, "_along", " * self.head_dim**0.5", ""),
+        ("divides SAM's term by the root of head_dim", Relative2D, "_axis_term", " * self.head_dim**0.5", ""),
     ),
     Mutant(
         "does not draw its table of columns",

@@ -20,7 +20,7 @@ MUTANTS = (
     ),
     *lines(
         COMPARED,
-        ("loses the share", StickBreaking, "_shared", "F.logsigmoid(scores)", "0 * scores"),
-        ("leaves what was taken", StickBreaking, "_shared", "F.logsigmoid(-scores)", "F.logsigmoid(scores)"),
+        ("loses the share", StickBreaking, "_log_weights", "F.logsigmoid(scores)", "0 * scores"),
+        ("leaves what was taken", StickBreaking, "_log_weights", "F.logsigmoid(-scores)", "F.logsigmoid(scores)"),
     ),
 )

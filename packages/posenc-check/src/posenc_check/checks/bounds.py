@@ -29,11 +29,11 @@ def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool)
         torch._dynamo.reset()
         tried = with_call(subject, torch.compile(subject.call, backend="eager"))
 
-    def named(said: str) -> bool:
+    def names_the_end(said: str) -> bool:
         return bool(numbers_in(said) & {*outside, limit, limit - 1}) or (min(outside) < 0 and "negative" in said)
 
     expected = f"an error that names the position {outside[0]} or the limit {limit}"
-    return refused(lambda: tried.run(tried.make(), batch), expected, named)
+    return refused(lambda: tried.run(tried.make(), batch), expected, names_the_end)
 
 
 def published_slopes(heads: int) -> list[float]:
@@ -290,8 +290,8 @@ def _slopes(plan: Plan) -> Iterator[Case]:
     assert isinstance(subject, Bias)
     alibi = subject.like is None or "alibi" in str(subject.like).lower()
     applies(subject.slopes or alibi, "what it is `like` is tried in check 21")
-    named = subject.slopes or subject.heads_option
-    require(named, "claim `slopes`, or the `heads_option` that ALiBi's go by, if it is linear in the distance")
+    names_the_end = subject.slopes or subject.heads_option
+    require(names_the_end, "claim `slopes`, or the `heads_option` that ALiBi's go by, if it is linear in the distance")
     tokens = min(7, plan.limit)
     batch = plan.line(1, tokens) if subject.can("positions") else plan.text(1, tokens)
     if subject.slopes:
@@ -382,7 +382,7 @@ def _window_options(subject: Subject) -> list[str]:
 def _tokens(plan: Plan) -> int:
     """A number of tokens so large that the last does not see the first, through all layers."""
     subject, window = plan.subject, plan.subject.window or 0
-    hint = f"; its {' and '.join(named)} may be one" if (named := _window_options(subject)) else ""
+    hint = f"; its {' and '.join(names_the_end)} may be one" if (names_the_end := _window_options(subject)) else ""
     require(window, f"claim `window=N` if a token sees no more than that many tokens, with itself{hint}")
     applies(not isinstance(subject, Rotary), "a rotation hides nothing")
     applies(not subject.takes("grid"), "call takes a grid, and these are rows of text")

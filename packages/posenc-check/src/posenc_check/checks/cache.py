@@ -48,13 +48,13 @@ def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -
 CHUNKS = (1, 3, 7, 64)
 
 
-def fed(batch: Batch, size: int) -> Batch:
+def in_chunks(batch: Batch, size: int) -> Batch:
     """The batch in chunks of one size; the last may be smaller."""
     whole, left = divmod(batch.tokens, size)
     return replace(batch, chunks=(size,) * whole + (left,) * (left > 0))
 
 
-def decoded(batch: Batch, prompt: int) -> Batch:
+def one_by_one(batch: Batch, prompt: int) -> Batch:
     """The batch as a prompt of that many tokens, followed by single tokens."""
     return replace(batch, chunks=(prompt, *(1,) * (batch.tokens - prompt)))
 
@@ -63,9 +63,9 @@ def _schedules(batch: Batch) -> Iterator[Batch]:
     """The batch in chunks of each size that gives several; and as a prompt and single tokens."""
     for size in CHUNKS:
         if size < batch.tokens:
-            yield fed(batch, size)
+            yield in_chunks(batch, size)
     if batch.tokens > 2:
-        yield decoded(batch, (batch.tokens + 1) // 2)
+        yield one_by_one(batch, (batch.tokens + 1) // 2)
 
 
 def _text(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
@@ -77,7 +77,7 @@ def _text(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
         start = 5 if with_positions and plan.has(tokens + 8) else 0
         batch = plan.line(2, tokens, start, step=4 if start else 0) if with_positions else plan.text(2, tokens)
         # A long row is fed in large chunks alone: token by token would take too long.
-        for chunked in _schedules(batch) if tokens <= max(*plan.sizes, large) else [fed(batch, large)]:
+        for chunked in _schedules(batch) if tokens <= max(*plan.sizes, large) else [in_chunks(batch, large)]:
             yield Case(chunked, {"tolerance": plan.tolerance(start + tokens + 4)})
 
 
@@ -99,7 +99,7 @@ def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
         right = [[True] * (prompt - n) + [False] * n + new for n in paddings]
         for mask in (left, right):
             batch = padded(plan, mask, with_positions)
-            for chunked in (decoded(batch, prompt), fed(batch, 3)):
+            for chunked in (one_by_one(batch, prompt), in_chunks(batch, 3)):
                 yield Case(chunked, {"tolerance": plan.tolerance(tokens)})
 
 
@@ -122,7 +122,7 @@ def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
         # Where positions are given, the last few tokens before a large threshold are enough.
         tokens = min(length, max(plan.sizes)) if with_positions else length
         batch = plan.line(2, tokens, length - tokens) if with_positions else plan.text(2, tokens)
-        yield Case(decoded(batch, max(tokens - STEPS, 1)), {"tolerance": plan.tolerance(length)})
+        yield Case(one_by_one(batch, max(tokens - STEPS, 1)), {"tolerance": plan.tolerance(length)})
 
 
 def _long(plan: Plan) -> Iterator[Case]:

@@ -16,7 +16,7 @@ MAX_COMPILATIONS = 2  # compilations: one for the first length, one for all othe
 
 
 @contextmanager
-def compiled(subject: Subject, backend: str) -> Iterator[tuple[Subject, list[torch.fx.GraphModule]]]:
+def compile_subject(subject: Subject, backend: str) -> Iterator[tuple[Subject, list[torch.fx.GraphModule]]]:
     """The subject with its call compiled as one graph, and the graphs that torch gives to this backend."""
     from torch._dynamo.testing import CompileCounterWithBackend  # it takes a second to import
 
@@ -32,7 +32,7 @@ def compiled(subject: Subject, backend: str) -> Iterator[tuple[Subject, list[tor
 def compiled_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
     """Texts of these lengths in turn give the outputs of eager, with few compilations and no complex numbers."""
     made = subject.make()
-    with compiled(subject, "eager") as (compiled_subject, graphs), torch.no_grad():
+    with compile_subject(subject, "eager") as (compiled_subject, graphs), torch.no_grad():
         for count, tokens in enumerate(lengths, 1):
             text = with_tokens(batch, tokens, axes)
             expected = subject.run(made, text)
@@ -83,7 +83,7 @@ class Exported(nn.Module):
         return tuple(x for x in out if isinstance(x, Tensor)) if isinstance(out, tuple) else (out,)
 
 
-def exported(
+def export_subject(
     subject: Subject, batch: Batch, lengths: list[int], axes: int
 ) -> tuple[list[dict[str, Tensor]], list[tuple[Tensor, ...]], torch.export.ExportedProgram | str]:
     """The inputs and outputs of a call for each length, and the program exported at the first, or why there is none."""
@@ -105,7 +105,7 @@ def exported(
 @torch.no_grad()
 def exported_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
     """A program exported at the first length against eager at all lengths."""
-    inputs, expected, program = exported(subject, batch, lengths, axes)
+    inputs, expected, program = export_subject(subject, batch, lengths, axes)
     if isinstance(program, str):
         return Outcome(False, "a program for every length", program)
     real, run = all_is_real([program.graph_module]), program.module()

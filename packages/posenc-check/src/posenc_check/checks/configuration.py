@@ -79,9 +79,9 @@ def an_option_counts(
     applies(shows, "a row so short or so plain may not show it")  # keeps shrinking from such rows
     if (found := refusal(subject, changed)) is not None:
         return found
-    rows = [batch if start == 0 else _placed(subject, batch, start) for start in starts]
+    rows = [batch if start == 0 else _at_start(subject, batch, start) for start in starts]
     if subject.axes > 1 and subject.can("positions"):
-        rows += [_placed(subject, batch, start, off_the_diagonal=True) for start in starts]
+        rows += [_at_start(subject, batch, start, off_the_diagonal=True) for start in starts]
     if subject.can("positions"):
         spread = [min(2**n - 1, starts[-1] + n) for n in range(batch.tokens)]
         rows.append(replace(batch, positions=[[subject.at(p) for p in spread]]))
@@ -99,7 +99,7 @@ def an_option_counts(
     return Outcome(False, f"another output, or an error, with {changed}", said)
 
 
-def _placed(subject: Subject, batch: Batch, start: int, off_the_diagonal: bool = False) -> Batch:
+def _at_start(subject: Subject, batch: Batch, start: int, off_the_diagonal: bool = False) -> Batch:
     """The row at positions from ``start`` on; off the diagonal, patches in rows and columns follow a third of it."""
     line = [subject.at(start + n) for n in range(batch.tokens)]
     if off_the_diagonal:

@@ -15,7 +15,7 @@ from posenc_check.subjects import Batch, Layer, Subject, applies, must_show, req
 from posenc_check.trial import Case, Check, Plan, Trial
 
 
-def alike(subject: Subject, first: Tensor, second: Tensor) -> bool:
+def are_equal(subject: Subject, first: Tensor, second: Tensor) -> bool:
     """Whether two outputs are those of the same calculation."""
     size = float(first.abs().max())
     return float((first - second).abs().max()) <= 16 * torch.finfo(subject.dtype).eps * size
@@ -46,7 +46,7 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
     if unseen:
         return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
     other = f"something else for {height}x{width} than for {width}x{height}"
-    return Outcome(not alike(subject, actual, lying), other, "the same")
+    return Outcome(not are_equal(subject, actual, lying), other, "the same")
 
 
 def scores_go_by_offsets(subject: Subject, batch: Batch) -> Outcomes:
@@ -74,7 +74,7 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
     seen = []
     for axis in range(subject.axes):
         flat = [[[*p[:axis], 0, *p[axis + 1 :]] for p in row]]
-        seen.append(not alike(subject, actual, subject.run(made, replace(batch, positions=flat))))
+        seen.append(not are_equal(subject, actual, subject.run(made, replace(batch, positions=flat))))
     must_show(subject, any(seen), "its outputs do not go by positions")
     unseen = [axis for axis, found in enumerate(seen) if not found]
     return Outcome(not unseen, "other outputs without any of the axes", f"the same without axes {unseen}")

@@ -73,15 +73,15 @@ def nothing_is_left_behind(subject: Subject, batch: Batch) -> Outcome:
     """Calls with their backward passes leave nothing but a cache that stops growing, and keep no graph alive."""
     made = subject.make()
 
-    def left_by(calls: int) -> int:
+    def bytes_left_by(calls: int) -> int:
         left = sum(changes_of(lambda: [gradients_of(subject, made, batch) for _ in range(calls)], subject.device))
         # Reference cycles are freed only at some later time.
         return left + sum(changes_of(gc.collect, subject.device)) if left > 0 else left
 
-    left = [left_by(1) for _ in range(6)][-3:]
+    left = [bytes_left_by(1) for _ in range(6)][-3:]
     if min(left) > 0:
-        left_by(WARM)
-        left = [left_by(1) for _ in range(3)]
+        bytes_left_by(WARM)
+        left = [bytes_left_by(1) for _ in range(3)]
     graphs = [name for name, x in attributes_of(made) if isinstance(x, Tensor) and x.grad_fn is not None]
     if graphs:
         return Outcome(False, "no graph of a call that is over", f"one at {graphs[0]}")

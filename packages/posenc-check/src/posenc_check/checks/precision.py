@@ -12,12 +12,12 @@ from posenc_check.checks.rotations import (
     claimed,
     fastest,
     first_axis,
-    lowered,
+    in_low_precision,
     matrices,
     of_two_tokens,
+    rotate_vectors,
     row_of,
     sides,
-    turned,
     unit,
     with_weights_in,
 )
@@ -48,7 +48,7 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
         expected = claimed(subject, positions, exact)
         if expected is None and subject.takes("positions"):
             expected = torch.stack([start @ torch.linalg.matrix_power(step, first_axis(p)) for p in positions])
-        actual = unit(lowered(subject, dtype, autocast, matrices, positions, which))
+        actual = unit(in_low_precision(subject, dtype, autocast, matrices, positions, which))
         for n, p in enumerate(positions):
             if float(lengths[n].max()) > low.max or float(lengths[n].min()) < low.tiny:
                 continue  # the dtype cannot represent such lengths, or only with few digits
@@ -57,10 +57,15 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             # so is what they are multiplied with and added up to: four times half a unit.
             tolerance = 4 * 2**-23 * first_axis(p) * fastest(subject) + 2 * subject.eps(autocast or dtype)
             given = (exact if expected is None else expected)[n], actual[n], tolerance
-            yield f"{name} at {p}", explained(*given, autocast or dtype, "angle", first_axis(p) * fastest(subject))
+            yield (
+                f"{name} at {p}",
+                explain_rounding(*given, autocast or dtype, "angle", first_axis(p) * fastest(subject)),
+            )
 
 
-def explained(expected: Tensor, actual: Tensor, tolerance: float, low: torch.dtype, what: str, size: float) -> Outcome:
+def explain_rounding(
+    expected: Tensor, actual: Tensor, tolerance: float, low: torch.dtype, what: str, size: float
+) -> Outcome:
     """`near`; where it is off by what a number of this size loses in the low dtype, or not much more, it says so."""
     outcome = near(expected, actual, tolerance)
     lost = size * torch.finfo(low).eps / 2
@@ -95,7 +100,7 @@ def far_as_exact_as_near(
         applies(min(flat), "the tokens begin at 0")
         places = ((batch.shifted(-min(flat)),), (batch,))
     applies(batch.positions or batch.tokens > LATE, f"no token is at {LATE} or later")
-    first, second = (lowered(subject, dtype, autocast, outputs, *place) for place in places)
+    first, second = (in_low_precision(subject, dtype, autocast, outputs, *place) for place in places)
     low, outcome = autocast or dtype, Outcome(True, "", "")
     for reference in (subject, replace(subject, dtype=torch.float32)):
         made = with_weights_in(reference, dtype)
@@ -106,7 +111,7 @@ def far_as_exact_as_near(
         rounding = max(error, error / max(size_first, 1e-30) * size_second, torch.finfo(low).eps * size_second)
         # A phase, or a product with a slope, that is rounded to float32 may be off by as much as p units of 2^-23.
         tolerance = 4 * rounding + 4 * 2**-23 * max(flat) * of_positions
-        outcome = explained(exact_second, second, tolerance, low, "position", max(flat))
+        outcome = explain_rounding(exact_second, second, tolerance, low, "position", max(flat))
         hidden = f"rounding to {second.dtype} ({tolerance:.2g}) hides what positions do ({of_positions:.2g})"
         must_show(subject, not outcome.ok or tolerance <= of_positions / 2, hidden)
         if outcome.ok:
@@ -138,11 +143,11 @@ def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             # A step rotates by the same angle everywhere. If that is less than two units of the dtype, it cannot show;
             # if it is zero, it is a finding.
             first = [subject.at(p) for p in range(min(4, subject.max_positions or 4))]
-            exact = turned(subject, subject.make(), vector.to(subject.dtype), first, which)[0]
+            exact = rotate_vectors(subject, subject.make(), vector.to(subject.dtype), first, which)[0]
             seen = float(exact.diff(dim=1).abs().max()) / float(exact.abs().max())
             hidden = 0 < seen < 4 * subject.eps(autocast or dtype)
             require(not hidden, f"claim `distinct_to=N`, for one step turns less than {autocast or dtype} can tell")
-        actual = lowered(subject, dtype, autocast, turned, vector.to(dtype), positions, which)[0]
+        actual = in_low_precision(subject, dtype, autocast, rotate_vectors, vector.to(dtype), positions, which)[0]
         outcome = neighbours(list(zip(positions, actual.unbind(1), strict=True)), step)
         yield name, outcome
         if not outcome.ok:
@@ -161,14 +166,14 @@ def last_row(subject: Bias, made: Any, distances: list[int]) -> Tensor:
 
 def biases_differ(subject: Bias, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
     """The biases of a query for neighbouring keys differ; the positions of the batch are distances."""
-    actual = lowered(subject, dtype, autocast, last_row, row_of(batch))
+    actual = in_low_precision(subject, dtype, autocast, last_row, row_of(batch))
     return neighbours(list(zip(row_of(batch), actual.unbind(-1), strict=True)), [1])
 
 
 def outputs_differ(subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
     """Rows of two tokens give different outputs, where the second moves on by one from row to row."""
     applies(of_two_tokens(batch), "the rows are not of the same two tokens")
-    actual = lowered(subject, dtype, autocast, type(subject).run, batch)
+    actual = in_low_precision(subject, dtype, autocast, type(subject).run, batch)
     places = [row[-1] for row in batch.positions]
     return neighbours(list(zip(places, actual.unbind(0), strict=True)), [1] * subject.axes)
 

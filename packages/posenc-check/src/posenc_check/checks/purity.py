@@ -28,13 +28,13 @@ def nothing_is_written(subject: Subject, batch: Batch) -> Outcome:
 
     before = saved()
     subject.run(made, batch)
-    actual, once = written(before, saved()), as_now(dict(attributes_of(made)))
+    actual, once = changed_attributes(before, saved()), as_now(dict(attributes_of(made)))
     subject.run(made, batch)
-    actual = list(dict.fromkeys(actual + written(once, as_now(dict(attributes_of(made))))))
+    actual = list(dict.fromkeys(actual + changed_attributes(once, as_now(dict(attributes_of(made))))))
     return Outcome(not actual, "nothing written", "; ".join(actual[:3]) or "nothing written")
 
 
-def written(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+def changed_attributes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     """What differs between two states."""
     found = [f"{name} is new" for name in after if name not in before]
     found += [f"{name} is gone" for name in before if name not in after]

@@ -37,7 +37,7 @@ def sides(subject: Rotary) -> list[tuple[str, int]]:
     return [("query", 0), ("key", 1)] if subject.takes("key") else [("x", 0)]
 
 
-def turned(subject: Rotary, made: Any, vectors: Tensor, positions: list[Any], which: int = 0) -> Tensor:
+def rotate_vectors(subject: Rotary, made: Any, vectors: Tensor, positions: list[Any], which: int = 0) -> Tensor:
     """Every vector, rotated to every position: (vectors, heads, positions, head_dim) from (vectors, head_dim)."""
 
     def at(where: Any) -> Tensor:
@@ -57,7 +57,7 @@ def turned(subject: Rotary, made: Any, vectors: Tensor, positions: list[Any], wh
 def matrices(subject: Rotary, made: Any, positions: list[Any], which: int = 0) -> Tensor:
     """The rotation at every position, (positions, heads, head_dim, head_dim); column c is channel c, rotated."""
     basis = torch.eye(subject.head_dim, device=subject.device, dtype=subject.dtype)
-    return turned(subject, made, basis, positions, which).permute(2, 1, 3, 0)
+    return rotate_vectors(subject, made, basis, positions, which).permute(2, 1, 3, 0)
 
 
 def unit(rotations: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def fastest(subject: Rotary) -> float:
     return max([1.0, *map(abs, subject.frequencies or ())])
 
 
-def lowered(
+def in_low_precision(
     subject: Subject, dtype: torch.dtype, autocast: torch.dtype | None, measure: Callable[..., Tensor], *rest: Any
 ) -> Tensor:
     """``measure(subject, made, *rest)`` with the module and its inputs in ``dtype``, and under autocast to another."""
@@ -183,7 +183,7 @@ def the_rest_is_untouched(subject: Rotary, batch: Batch, dtype: torch.dtype) -> 
     positions, exactly = row_of(batch), 0.0 if subject.computes_in is None else subject.eps()
     x = torch.randn(3, subject.head_dim, generator=torch.Generator().manual_seed(0)).to(subject.device, dtype)
     for name, which in sides(subject):
-        actual = lowered(subject, dtype, None, turned, x, positions, which)[..., subject.rotary_dim :]
+        actual = in_low_precision(subject, dtype, None, rotate_vectors, x, positions, which)[..., subject.rotary_dim :]
         expected = x[:, None, None, subject.rotary_dim :].expand_as(actual)
         yield f"{name} [vector, head, position, channel]", near(expected, actual, exactly * float(x.abs().max()))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc_lab.compare.data import Corpus, Text, load
 
-WINDOWS, LEAST = 8, 2  # pieces by default, and at least
+DEFAULT_WINDOWS, MIN_WINDOWS = 8, 2  # pieces by default, and at least
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Tokens:
 
     def __init__(self, text: tuple[str, ...], tokenizer: Any, longest: int, final: int, windows: int | None) -> None:
         self._tokenizer, self.longest, self.final = tokenizer, longest, final
-        wanted = windows or WINDOWS
+        wanted = windows or DEFAULT_WINDOWS
         # Five bytes per token suffice for most texts, even with a large vocabulary. If files are too short, a third of
         # the text is held out, which is the maximum.
         self.corpus = load(text, held_out=wanted * (longest + 1) * 5)
@@ -39,7 +39,7 @@ class Tokens:
             if len(others := self._all_pieces(more)) > len(pieces):
                 self.corpus, pieces = more, others
         self.about, self.digest = self.corpus.about, self.corpus.digest
-        least = windows or LEAST
+        least = windows or MIN_WINDOWS
         if len(pieces) < least:
             raise ValueError(
                 f"too little text: {least} pieces of {longest + 1:,} tokens are needed, each inside one file, and "

@@ -126,7 +126,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         out = F.scaled_dot_product_attention(
             query, key, value, None, call.dropout_p, is_causal=True, scale=call.scale, enable_gqa=grouped
         )
-        return _finished(out, call), None
+        return _finish(out, call), None
 
     visible, bias = call.visible(), _bias(call, left)
     if bias is None:
@@ -145,7 +145,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     if mask is not None:
         mask = mask.expand(*mask.shape[:2], query.size(2), key.size(2))
     out = F.scaled_dot_product_attention(query, key, value, mask, call.dropout_p, scale=call.scale, enable_gqa=grouped)
-    out = _finished(out, call)
+    out = _finish(out, call)
     return out if blind is None else out.masked_fill(blind, 0.0), None
 
 
@@ -169,7 +169,7 @@ def _direct(call: Call) -> Direct | None:
     return run
 
 
-def _finished(out: Tensor, call: Call) -> Tensor:
+def _finish(out: Tensor, call: Call) -> Tensor:
     """The output in the query's dtype, without padded channels: no view where there are none, of which FSDP warns."""
     out, width = derived_once(out), call.value.size(-1)
     return (out if out.size(-1) == width else out[..., :width]).to(call.query.dtype)

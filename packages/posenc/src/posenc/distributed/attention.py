@@ -142,7 +142,7 @@ def attend_in_blocks(
             heads = mine
             if len(around) > 1:
                 of_queries, of_keys = (0, 0) if mine is None else (some.start for some in mine)
-                heads = _moved(part.queries, of_queries), _moved(part.keys, of_keys)
+                heads = _offset_slice(part.queries, of_queries), _offset_slice(part.keys, of_keys)
             for source in range(sharding.world):
                 keys = part.needs.keys(sharding.rank, source)
                 if keys is None:
@@ -165,7 +165,7 @@ def _like(x: Tensor, tokens: int) -> Tensor:
     return x.new_zeros(()).expand(x.size(0), x.size(1), tokens, x.size(3))
 
 
-def _moved(heads: slice, by: int) -> slice:
+def _offset_slice(heads: slice, by: int) -> slice:
     return slice(heads.start + by, heads.stop + by)
 
 

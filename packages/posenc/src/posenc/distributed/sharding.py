@@ -133,7 +133,7 @@ class Needs:
         rows = max(shard.rows for shard in shards)
         self.visibility = visibility
         self._shards = [(shard.order.expand(rows, -1).cpu(), shard.document.expand(rows, -1).cpu()) for shard in shards]
-        self._found: dict[tuple[int, int], tuple[slice | None, int]] = {}
+        self._needs: dict[tuple[int, int], tuple[slice | None, int]] = {}
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -149,9 +149,9 @@ class Needs:
 
     def _between(self, queries_of: int, keys_of: int) -> tuple[slice | None, int]:
         which = queries_of, keys_of
-        if which not in self._found:
-            self._found[which] = _needed(self._shards[queries_of], self._shards[keys_of], self.visibility)
-        return self._found[which]
+        if which not in self._needs:
+            self._needs[which] = _needed(self._shards[queries_of], self._shards[keys_of], self.visibility)
+        return self._needs[which]
 
 
 def _needed(

@@ -234,7 +234,7 @@ class Encoding:
         self.check_fresh()
         self.check_trained(x)
         self._check_of_tokens()
-        given, x = x, self._cleared(x, self.query_positions if name == "query" else self.key_positions)
+        given, x = x, self._clear_padding(x, self.query_positions if name == "query" else self.key_positions)
         if x is not given and (known := mark_of(given)):
             mark(x, known)
         for rotation in self.rotations:
@@ -244,7 +244,7 @@ class Encoding:
                 mark(x, (mark_of(before) or frozenset()) | {(name, kind_of(token_map))})
         return x
 
-    def _cleared(self, x: Tensor, positions: Positions) -> Tensor:
+    def _clear_padding(self, x: Tensor, positions: Positions) -> Tensor:
         """Queries, keys or values with zeros for padding where a rotation learns: its gradient would be a product of
         what padding holds and zero."""
         if not torch.is_grad_enabled() or not any(each.parameter.requires_grad for each in self._made_with):
@@ -271,7 +271,11 @@ class Encoding:
         """Rotates values, where a scheme does so; ``rotate_output`` then inverts it on the output."""
         self.check_fresh()
         self.check_trained(value)
-        value = self._cleared(value, self.key_positions) if any(r.value is not None for r in self.rotations) else value
+        value = (
+            self._clear_padding(value, self.key_positions)
+            if any(r.value is not None for r in self.rotations)
+            else value
+        )
         for rotation in self.rotations:
             value = value if rotation.value is None else rotation.value(value)
         return value

@@ -111,7 +111,7 @@ def attention(
     how: dict[str, Any] = {"dropout_p": dropout, "scale": scaling, "sinks": s_aux if sinks is None else sinks[..., 0]}
     if EXCHANGES:
         step, window = sharded_pass(module, query, attention_mask, softcap, position_bias, position_ids)
-        return _finished(step.attention(query, key, value, window=window, **how))
+        return _finish(step.attention(query, key, value, window=window, **how))
     if isinstance(attention_mask, Visible) and attention_mask.queries._is_shard:
         raise ValueError(
             "posenc.distributed.sharded must still be open when activation checkpointing computes layers again: put "
@@ -143,10 +143,10 @@ def attention(
         window=None if seen.left is None and seen.right is None else (seen.left, seen.right),
         **how,
     )
-    return _finished(result)
+    return _finish(result)
 
 
-def _finished(result: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
+def _finish(result: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
     """The output as transformers wants it, (batch, tokens, heads, head_dim)."""
     assert isinstance(result, Tensor)
     return result.transpose(1, 2).contiguous(), None

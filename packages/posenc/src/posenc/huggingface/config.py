@@ -57,7 +57,7 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     ignored = tuple(ignore)
     raw = _raw(config)
     check_sizes("config", config.to_dict() if raw is None else raw)
-    found = whole = config if raw is None else _built(raw)
+    found = whole = config if raw is None else _build(raw)
     inside = None
     if part in PARTS or whole.model_type not in READERS:
         name = PARTS["vision" if part == "vision" else "text"]
@@ -146,7 +146,7 @@ def _raw(config: Any) -> dict[str, Any] | None:
     return None
 
 
-def _built(raw: Mapping[str, Any]) -> Any:
+def _build(raw: Mapping[str, Any]) -> Any:
     """The configuration object, with the defaults of transformers."""
     from transformers import CONFIG_MAPPING
 

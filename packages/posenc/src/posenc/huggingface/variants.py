@@ -104,9 +104,9 @@ class RoundedALiBi(DividedALiBi):
         """The bias, a function of both positions."""
         for positions in (query_positions, key_positions):
             positions.scalar("RoundedALiBi")
-        return (Function(plus, self._placed, adds=True, scheme="RoundedALiBi"),)
+        return (Function(plus, self._rounded_bias, adds=True, scheme="RoundedALiBi"),)
 
-    def _placed(self, x: Tensor, y: Tensor) -> tuple[Float[Tensor, "heads rows queries keys"]]:
+    def _rounded_bias(self, x: Tensor, y: Tensor) -> tuple[Float[Tensor, "heads rows queries keys"]]:
         if x.dim() == 4:  # coordinates with a dimension for axes
             x, y = x[..., 0], y[..., 0]
         slopes = self._slopes(self.num_heads, torch.float32, x.device).bfloat16()[:, None, None, None]

@@ -31,17 +31,17 @@ def half_to_interleaved(
     `interleaved_to_half` is the inverse. Entries are moved, not changed, so a round trip is exact in any dtype.
     Errors: ValueError for an axis whose size is not a multiple of head_dim, or a rotary_dim that is odd or too large.
     """
-    return _moved("x", x, _order(head_dim, rotary_dim, first_channel, "interleaved"), axis)
+    return _permute("x", x, _order(head_dim, rotary_dim, first_channel, "interleaved"), axis)
 
 
 def interleaved_to_half(
     x: Shaped[Tensor, "..."], head_dim: int, *, rotary_dim: int | None = None, first_channel: int = 0, axis: int = 0
 ) -> Shaped[Tensor, "..."]:
     """The inverse of `half_to_interleaved`: channel 2k goes to k, channel 2k + 1 to k + rotary_dim/2."""
-    return _moved("x", x, _order(head_dim, rotary_dim, first_channel, "half"), axis)
+    return _permute("x", x, _order(head_dim, rotary_dim, first_channel, "half"), axis)
 
 
-def _moved(name: str, x: Tensor, order: Tensor, axis: int) -> Tensor:
+def _permute(name: str, x: Tensor, order: Tensor, axis: int) -> Tensor:
     check_type(name, x, Tensor)
     axis = whole("axis", axis, -x.dim(), x.dim() - 1)
     size, head_dim = x.size(axis), len(order)
@@ -119,7 +119,7 @@ def convert_layout(
     """
     check_choice("to", to, ("half", "interleaved"))
     order = _order(head_dim, rotary_dim, first_channel, to)
-    found = _found(state, projections)
+    found = _find_weights(state, projections)
     if not found:
         names = ", ".join([*list(state)[:3], *["..."][: len(state) > 3]]) or "nothing"
         raise ValueError(f"state must have a module named {', '.join(projections)}, got {names}")
@@ -135,14 +135,14 @@ def convert_layout(
                     _check_norm(name, x, inner, head_dim, _widths(state, modules, beside))
                 else:
                     _check_projection(name, x, inner, _widths(state, modules, [module]))
-                converted[name] = _moved(name, x, order, -1 if _is_norm(module) else 0)
+                converted[name] = _permute(name, x, order, -1 if _is_norm(module) else 0)
     _check_sides(found, projections)
     _check_gates(state, found)
     _check_norms(state, found, projections)
     return converted
 
 
-def _found(state: Mapping[str, Tensor], projections: Sequence[str]) -> Found:
+def _find_weights(state: Mapping[str, Tensor], projections: Sequence[str]) -> Found:
     found: Found = {}
     for name in state:
         parts = name.split(".")

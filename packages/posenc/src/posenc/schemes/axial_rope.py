@@ -127,24 +127,24 @@ class AxialRoPE(Rotary):
             if self.extent is not None:
                 patches = torch.stack((y * (self.extent[0] / height), x * (self.extent[1] / width)), -1)
             else:
-                patches = self._moved(torch.stack(((2 * y + 1) / height - 1, (2 * x + 1) / width - 1), -1))
+                patches = self._jitter_patches(torch.stack(((2 * y + 1) / height - 1, (2 * x + 1) / width - 1), -1))
         origin = raster.coords[:, :prefix].to(patches.dtype)
         return Positions(torch.cat((origin, patches), 1))
 
-    def _moved(self, patches: Tensor) -> Tensor:
+    def _jitter_patches(self, patches: Tensor) -> Tensor:
         """The coordinates of patches, augmented in training mode."""
         if not self.training:
             return patches
 
-        def drawn(count: int) -> Tensor:
+        def uniform(count: int) -> Tensor:
             return 2 * torch.rand(count, dtype=patches.dtype, device=patches.device) - 1
 
         if self.shift is not None:
-            patches = patches + self.shift * drawn(2)
+            patches = patches + self.shift * uniform(2)
         if self.jitter is not None:
-            patches = patches * (math.log(self.jitter) * drawn(2)).exp()
+            patches = patches * (math.log(self.jitter) * uniform(2)).exp()
         if self.rescale is not None:
-            patches = patches * (math.log(self.rescale) * drawn(1)).exp()
+            patches = patches * (math.log(self.rescale) * uniform(1)).exp()
         return patches
 
     def frequencies(

@@ -207,7 +207,7 @@ def around(views: int) -> Float64[Tensor, "views 4 4"]:
     return cameras
 
 
-def _built(head_dim: int, views: int) -> Cameras:
+def _build(head_dim: int, views: int) -> Cameras:
     camera_dim = max(4, head_dim // 8 * 4)
     return Cameras(head_dim, around(views), camera_dim=camera_dim, rotary_dim=(head_dim - camera_dim) // 4 * 4)
 
@@ -218,7 +218,7 @@ ENTRY = Entry(
     paper="Li et al. 2025",
     laws=frozenset({Law.ABSOLUTE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.DETERMINISTIC, Law.PARAMETER_FREE}),
     cost="a product of 4 per channel of half of q, k, v and the output, and one pass over the rest, per layer",
-    build=lambda shape: _built(shape.head_dim, max(shape.max_positions, 1 if shape.grid is None else shape.grid[0])),
+    build=lambda shape: _build(shape.head_dim, max(shape.max_positions, 1 if shape.grid is None else shape.grid[0])),
     axes="three",
     does="multiplies channels of q, k, v and the output by matrices of a patch's camera: PRoPE of Li et al., GTA",
     limits="needs the cameras of all views; not p-RoPE, which is RoPE with the scaling Proportional",

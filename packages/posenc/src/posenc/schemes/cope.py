@@ -47,9 +47,9 @@ class CoPE(Scheme):
         nn.init.zeros_(self.e)
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
-        return (Row(self._counted),)
+        return (Row(self._row_scores),)
 
-    def _counted(
+    def _row_scores(
         self,
         scores: Tensor,
         visible: Tensor | None,

@@ -60,9 +60,9 @@ class GRAPEA(Scheme):
                 nn.init.normal_(vectors, std=self.head_dim**-0.5)
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
-        return (Row(partial(self._lowered, Context() if context is None else context)),)
+        return (Row(partial(self._row_scores, Context() if context is None else context)),)
 
-    def _lowered(
+    def _row_scores(
         self,
         context: Context,
         scores: Tensor,

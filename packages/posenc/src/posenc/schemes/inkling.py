@@ -80,9 +80,9 @@ class Inkling(Scheme):
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
         distance = Distance("Inkling", integral=True, tail="constant", past=self.extent)
-        return (RelativeDot(self._at, distance, feature="profile"),)
+        return (RelativeDot(self._profile_vectors, distance, feature="profile"),)
 
-    def _at(self, r: Tensor) -> Tensor:
+    def _profile_vectors(self, r: Tensor) -> Tensor:
         back = -r
         inside = (back >= 0) & (back < self.extent)
         return (self.B[back.clamp(0, self.extent - 1)] * inside[..., None])[None]

@@ -65,9 +65,9 @@ class Relative2D(Scheme):
             nn.init.normal_(table, std=0.02 if self.convention == "sam" else self.head_dim**-0.5)
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
-        return tuple(self._along(axis) for axis in range(2))
+        return tuple(self._axis_term(axis) for axis in range(2))
 
-    def _along(self, axis: int) -> RelativeDot:
+    def _axis_term(self, axis: int) -> RelativeDot:
         table = (self.row_table, self.column_table)[axis]
         by_head, size = (table if table.dim() == 3 else table[None]), self.grid[axis]
         distance = Distance("Relative2D", axis, 2, integral=True, reach=(size,), num_heads=self.num_heads)

@@ -47,9 +47,9 @@ class StickBreaking(Scheme):
         return True
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
-        return (Row(self._shared, gives_weights=True, reads_vectors=False),)
+        return (Row(self._log_weights, gives_weights=True, reads_vectors=False),)
 
-    def _shared(
+    def _log_weights(
         self,
         scores: Tensor,
         visible: Tensor | None,

@@ -105,7 +105,7 @@ class STRING(Scheme):
         of_both = InBasis(basis.to(dtype=dtype, device=coords.device), pair_rotation)
         return Rotation(of_both, of_both if self.num_heads is None else OfHeads(of_both, theta.size(1)))
 
-    def _mine(self, parameter: Tensor, axis: int, context: Context | None) -> Float64[Tensor, "..."]:
+    def _own_heads(self, parameter: Tensor, axis: int, context: Context | None) -> Float64[Tensor, "..."]:
         """The parameter in float64 with a dimension of heads, sliced to those of the shard."""
         parameter = parameter.unsqueeze(axis) if self.num_heads is None else parameter
         if context is not None and self.num_heads is not None:
@@ -114,12 +114,12 @@ class STRING(Scheme):
 
     def _theta(self, context: Context | None) -> Float64[Tensor, "axes heads pairs"]:
         if self.form == "cayley":
-            return self._mine(self.frequencies, 1, context)
-        return 2 * self._mine(self.circulant, 1, context) @ self._fourier(torch.sin)[: self.head_dim // 2].mT
+            return self._own_heads(self.frequencies, 1, context)
+        return 2 * self._own_heads(self.circulant, 1, context) @ self._fourier(torch.sin)[: self.head_dim // 2].mT
 
     def _basis(self, context: Context | None) -> Float64[Tensor, "heads d d"]:
         if self.form == "cayley":
-            upper = self._mine(self.skew, 0, context).triu(1)
+            upper = self._own_heads(self.skew, 0, context).triu(1)
             skew = upper - upper.mT
             one = torch.eye(self.head_dim, dtype=skew.dtype, device=skew.device)
             return torch.linalg.solve(one + skew, one - skew)  # the two commute
