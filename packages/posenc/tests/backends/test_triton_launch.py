@@ -13,7 +13,6 @@ from weakref import WeakValueDictionary
 
 import pytest
 import torch
-from tests.backends.counting import operations
 from torch import Tensor
 
 import posenc
@@ -23,6 +22,7 @@ from posenc.backends.request import Request
 from posenc.backends.triton import backend, operator, tasks
 from posenc.encoding.terms import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
+from tests.backends.operation_counts import operations
 from tests.user_schemes import TermScheme
 
 # --- precision of products --------------------------------------------------------------------------------------------

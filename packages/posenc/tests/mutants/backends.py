@@ -123,7 +123,7 @@ FOLDED = (
         "a vector added to the query is not folded",
         sdpa,
         "fold",
-        ("query = query + added_to_query(score_term, score_term.query, block).to(query.dtype)", "pass"),
+        ("query = query + added_to_query(score_term, score_term.of_tokens, block).to(query.dtype)", "pass"),
         at("transformer_xl", "text", "a mask", backend="sdpa"),
     ),
     Line(

@@ -104,7 +104,7 @@ def long_tables(call: Call) -> str | None:
 
 
 def _differs_between_queries(score_term: AddedVector, call: Call) -> bool:
-    query = score_term.query
+    query = score_term.of_tokens
     return query is not None and not (query.dim() == 4 and query.size(0) == query.size(2) == 1)
 
 
@@ -418,10 +418,10 @@ class KernelOperands:
         if score_term.key is not None:
             check_width(score_term.key, self.call.query, score_term.scheme)
             self.key = self.key + score_term.key.to(self.call.dtype)
-        elif score_term.query is not None:
-            check_width(score_term.query, self.call.query, score_term.scheme)
+        elif score_term.of_tokens is not None:
+            check_width(score_term.of_tokens, self.call.query, score_term.scheme)
             heads = self.call.query.size(1)
-            u = block.of_heads(score_term.query[0, :, 0].to(self.call.dtype), score_term.scheme).expand(heads, -1)
+            u = block.of_heads(score_term.of_tokens[0, :, 0].to(self.call.dtype), score_term.scheme).expand(heads, -1)
             self.tensors["shift"] = self.tensors["shift"] + u if "shift" in self.tensors else u
 
     def _clock(self, score_term: CumulativeBias, block: Block) -> None:
@@ -581,8 +581,8 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     groups = heads // call.key.size(1)
     query = block.query
     for score_term in call.score_terms:
-        if isinstance(score_term, AddedVector) and score_term.query is not None:
-            query = query + added_to_query(score_term, score_term.query, block).to(query.dtype)
+        if isinstance(score_term, AddedVector) and score_term.of_tokens is not None:
+            query = query + added_to_query(score_term, score_term.of_tokens, block).to(query.dtype)
     mine = block.key[:, :, None, own : own + query.size(2)]
     score = (query.unflatten(1, (-1, groups)) * mine).sum(-1).flatten(1, 2) * call.scale
     longest = torch.linalg.vector_norm(block.key, dim=-1, dtype=call.dtype)

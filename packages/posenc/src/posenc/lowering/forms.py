@@ -266,8 +266,8 @@ class _OfAddedVector(Form):
     def added(self, score_term: AddedVector, block: Block) -> Tensor:
         grouped = block.query.size(1) // block.key.size(1)
         term: Tensor | None = None
-        if score_term.query is not None:
-            u = added_to_query(score_term, score_term.query, block).to(block.dtype)
+        if score_term.of_tokens is not None:
+            u = added_to_query(score_term, score_term.of_tokens, block).to(block.dtype)
             u = u.expand(-1, block.query.size(1), -1, -1).unflatten(1, (-1, grouped))
             key = block.key.to(block.dtype)
             term = torch.einsum("bguid,bgjd->bguij", u.expand(key.size(0), *u.shape[1:]), key).flatten(1, 2)
@@ -430,8 +430,8 @@ def fold(score_terms: Sequence[ScoreTerm], block: Block) -> tuple[Tensor, Tensor
     on_query = any(score_term.query is not None for score_term in both)
     for score_term in score_terms:
         if isinstance(score_term, AddedVector) and score_term.key is None:
-            assert score_term.query is not None
-            query = query + added_to_query(score_term, score_term.query, block).to(query.dtype)
+            assert score_term.of_tokens is not None
+            query = query + added_to_query(score_term, score_term.of_tokens, block).to(query.dtype)
         elif (
             isinstance(score_term, AddedVector)
             and score_term.key is not None

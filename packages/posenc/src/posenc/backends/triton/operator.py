@@ -33,7 +33,7 @@ from posenc.backends.triton.arguments import (
     Widths,
     Work,
 )
-from posenc.backends.triton.tasks import LOWS, SPAN, TABLES, TILE, Tasks, places_of, row_tiles_of, tasks_of
+from posenc.backends.triton.tasks import LOWS, SPAN, TABLES, Tasks, places_of, row_tiles_of, tasks_of
 from posenc.encoding.terms import skip_threshold
 
 GRID = 65_535  # the maximum of the second and third dimension of a grid on CUDA
