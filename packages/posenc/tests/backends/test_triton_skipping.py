@@ -13,6 +13,7 @@ from torch import Tensor
 
 import posenc
 from posenc import KERPLE, Positions, Scheme, Shaw
+from posenc.backends import choose
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import SPAN
 from posenc.encoding.terms import Bias, CumulativeBias, Distance
