@@ -90,9 +90,12 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     key, tensors = call.key, None if prepared is None else prepared.given
     if prepared is None or tensors is None:
         is_fixed = call.store is not None and call.key_norms is None and blockwise.is_of_positions(call)
-        learned = computed_from((*call.score_terms, *call.values)) if is_fixed and torch.is_grad_enabled() else []
+        learned: list[Tensor] = []
+        if prepared is None and is_fixed and torch.is_grad_enabled():
+            learned = computed_from((*call.score_terms, *call.values))
         # Of what layers share no hook may take hold, as that of a checkpoint, in which some of them run.
-        with compat.without_saved_tensors_hooks() if learned else nullcontext():
+        is_shared = len(learned) > 0 if prepared is None else prepared.is_shared
+        with compat.without_saved_tensors_hooks() if is_shared else nullcontext():
             given = _given(call)
             key, (tensors, *rest) = given.key, _arguments(call, given)
         if prepared is None:
@@ -100,7 +103,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
             tensors = tensors if shared is None else shared
             is_fixed = is_fixed and (shared is not None or not given.learned)
             rest = [*rest, call.scale, call.skip_below]  # dynamo of torch 2.9 takes it for a tuple, which has no +=
-            prepared = Prepared(_dtype_of(call), tensors if is_fixed else None, *rest)
+            prepared = Prepared(_dtype_of(call), is_shared, tensors if is_fixed else None, *rest)
             if call.store is not None:
                 call.store["native"] = prepared
     out, lse = operator.native(*_operands(call, key), tensors, *prepared.rest, prepared=prepared)

@@ -557,14 +557,16 @@ def _sum(x: Tensor) -> Tensor:
 class Prepared:
     """What calls of one plan have in common: the operator's arguments besides query, key and value, and structures that
     are filled for them, of which a call changes only addresses: filling one takes longer than attention over 64 tokens.
-    ``given``: None if each call has tensors of its own, of the same shapes.
+    ``given``: None if each call has tensors of its own, of the same shapes. ``is_shared``: whether what they were
+    computed from learns, and belongs to the encoding.
 
     A call takes a structure out of the list, and puts it back, so that no two threads have the same. There are never
     more than calls were running at once. Tensors of other strides, and those that must be padded, are run without one.
     """
 
-    def __init__(self, dtype: torch.dtype, given: Sequence[Tensor] | None, *rest: Any) -> None:
+    def __init__(self, dtype: torch.dtype, is_shared: bool, given: Sequence[Tensor] | None, *rest: Any) -> None:
         self.dtype, self.given, self.rest = dtype, given, rest  # the dtype of query, key and value
+        self.is_shared = is_shared
         self.learned = rest[1].split()
         self.has_plain_memory = given is not None and compat.is_plain_memory(given)
         self.strides: tuple[tuple[int, ...], ...] | None = None  # of the first call; (): it had to be padded
