@@ -80,7 +80,7 @@ def test_where_there_is_no_gpu_they_are_interpreted(file: str, only: str) -> Non
 # --- as exact as the reference ----------------------------------------------------------------------------------------
 
 
-SMALL = (operator.BlockSizes(16, 16, 16, 4, 1),)
+SMALL = (operator.Blocks(16, 16, 16, 4, 1),)
 
 
 def wide(name: str, tokens: int, heads: int, kv_heads: int, head_dim: int, value_dim: int) -> Case:
@@ -187,7 +187,7 @@ def test_every_place_in_every_way(
 @pytest.mark.parametrize("block", [16, 32, 64])
 def test_blocks_of_every_size(block: int, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """And heads of which four share keys."""
-    monkeypatch.setattr(operator, "sizes_of", lambda *_: (operator.BlockSizes(block, block, block, 4, 1),))
+    monkeypatch.setattr(operator, "sizes_of", lambda *_: (operator.Blocks(block, block, block, 4, 1),))
     check_as_exact_as_the_reference(case("shaw per head", "packed", TOKENS, "both", heads=12, kv_heads=3), on)
 
 

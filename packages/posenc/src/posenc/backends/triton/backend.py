@@ -136,7 +136,8 @@ def _prepared(call: Call) -> tuple[Prepared, Tensor, list[Tensor]]:
         if is_fixed and call.store is not None and "bias" in tensors and skipping[0] and not call.has_few_queries:
             tensors["highest"] = highest_of(tensors)
         given, names, *rest = lines[0].arguments()
-        if _reads_norms(call, lines[0]):
+        # Few queries skip keys by their norms, without reading them.
+        if call.key_norms is not None and lines[0].key is call.key and call.has_few_queries:
             names = f"{names} key_norms"
         return Prepared(given if is_fixed else None, names, *rest, call.scale, *skipping)
 
@@ -149,11 +150,6 @@ def _prepared(call: Call) -> tuple[Prepared, Tensor, list[Tensor]]:
         assert call.key_norms is not None
         given = [*given, call.key_norms.float().contiguous()]
     return prepared, key, list(given)
-
-
-def _reads_norms(call: Call, lines: _Lines) -> bool:
-    """Whether there are the norms of the keys, by which few queries skip keys without reading them."""
-    return call.key_norms is not None and lines.key is call.key and call.has_few_queries
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -172,21 +168,13 @@ def _direct(call: Call) -> Direct | None:
         return None
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        prepared: Prepared | None = cached(store, "triton", device, _nothing, _is_something)
+        prepared: Prepared | None = cached(store, "triton", device, lambda: None, lambda found: found is not None)
         if prepared is None or not prepared.is_complete:
             return None
         found: tuple[Tensor, Tensor] = triton(query, key, value, prepared.given, *prepared.rest, prepared=prepared)
         return found
 
     return run
-
-
-def _nothing() -> Prepared | None:
-    return None
-
-
-def _is_something(prepared: Prepared | None) -> bool:
-    return prepared is not None
 
 
 def _skipping(call: Call) -> tuple[float, int]:

@@ -69,6 +69,14 @@ def more(x, values, at, mine, ADD: tl.constexpr):
 
 
 @triton.jit
+def put_ends(x, past, low, high, at, mine, ADD: tl.constexpr):
+    """The same of the sums beyond either end of a table, unless they are not wanted."""
+    if x is not None:
+        more(x, low, at, mine, ADD)
+        more(x + past, high, at, mine, ADD)
+
+
+@triton.jit
 def product(a, b, PRECISION: tl.constexpr):
     """a b in float32, (rows, columns). Triton's interpreter would multiply the integer representation of bfloat16, so
     with it, where the precision is exact, inputs are converted first."""
@@ -107,18 +115,12 @@ def relu(s):
 
 @triton.jit
 def block_of(work, BLOCK: tl.constexpr, SQUARE: tl.constexpr):
-    """The batch row and the head of a program, the first of the BLOCK tokens of its task, and the one after the last.
-    So many programs have a task that each has SQUARE of them."""
+    """The batch row and the head of a program, the first of the BLOCK tokens of its task, and the one after the last;
+    and the same of its tiles. So many programs have a task that each has SQUARE of the tokens."""
     task = work.tasks + tl.program_id(0) // (BLOCK // SQUARE) * 5
     b, start = (tl.load(task) + tl.program_id(2)).to(tl.int64), tl.load(task + 1)
-    return b, tl.program_id(1).to(tl.int64), start, tl.minimum(tl.load(task + 2), start + BLOCK)
-
-
-@triton.jit
-def tiles_of(work, BLOCK: tl.constexpr, SQUARE: tl.constexpr):
-    """The first of the tiles of a program's task, and the one after the last."""
-    task = work.tasks + tl.program_id(0) // (BLOCK // SQUARE) * 5
-    return tl.load(task + 3), tl.load(task + 4)
+    stop = tl.minimum(tl.load(task + 2), start + BLOCK)
+    return b, tl.program_id(1).to(tl.int64), start, stop, tl.load(task + 3), tl.load(task + 4)
 
 
 @triton.jit
@@ -626,7 +628,7 @@ def forward(
     NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
     """Far pairs, and near ones too unless they have vectors: those `forward_near` adds."""
-    b, h, i0, stop = block_of(work, M, M)
+    b, h, i0, stop, first_tile, last_tile = block_of(work, M, M)
     i = i0 + tl.arange(0, M)
     mine = i < stop
     row = b * heads.heads + h  # of (batch, heads)
@@ -658,7 +660,6 @@ def forward(
     acc = zeros(M, W.BLOCK_V)
     l_low, l_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)  # beyond the ends of the values
     from_i, to_i = counted_of(work.counted, blocks, row, i0, stop)
-    first_tile, last_tile = tiles_of(work, M, M)
     for n in range(first_tile, last_tile):
         tile = work.tiles + n * 10
         first, a, b_, c, d, last = ranges(tile, i0, stop, lines, from_i, to_i, N, False)
@@ -723,7 +724,7 @@ def forward_near(
 ):  # fmt: skip
     """The near pairs of B of the M queries of a block of `forward`, which goes on where that ended: ``far`` and ``lse``
     are its output and log-sum-exp."""
-    b, h, block, end = block_of(work, M, B)  # of all M
+    b, h, block, end, first_tile, last_tile = block_of(work, M, B)
     i0 = block + tl.program_id(0) % (M // B) * B
     i = i0 + tl.arange(0, B)
     mine = i < end
@@ -749,7 +750,6 @@ def forward_near(
     l_i = tl.where(m_i == -float("inf"), 0.0, 1.0)
     acc = rows(far + row * queries * W.V, W.V, i0, mine, W.V, B, W.BLOCK_V)
     from_i, to_i = counted_of(work.counted, blocks, row, block, end)
-    first_tile, last_tile = tiles_of(work, M, B)
     for n in range(first_tile, last_tile):
         tile = work.tiles + n * 10
         first, a, b_, c, d, last = ranges(tile, block, end, lines, from_i, to_i, N, False)
@@ -798,9 +798,10 @@ def to_scores(ds, bare, c, FUNCTION: tl.constexpr):
 
 
 @triton.jit
-def past_ends(pairs, n, entries):
-    """For each row, the sums of pairs whose entries n are before and after the table, (rows,) each."""
-    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n > last_of(entries), pairs, 0.0), 1)
+def past_ends(low, high, pairs, n, entries):
+    """For each row, the sums so far and those of pairs whose entries n are before and after the table, (rows,) each."""
+    low += tl.sum(tl.where(n < 0, pairs, 0.0), 1)
+    return low, high + tl.sum(tl.where(n > last_of(entries), pairs, 0.0), 1)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -847,7 +848,7 @@ def backward_queries(
 
     It also writes each row's products with the ends of the vectors (``met_ends``) and of the values (``out_ends``), and
     its sums over the pairs beyond either end of a table, (2, rows) with a stride of ``past``."""
-    b, h, i0, stop = block_of(work, M, M)
+    b, h, i0, stop, first_tile, last_tile = block_of(work, M, M)
     i = i0 + tl.arange(0, M)
     mine = i < stop
     row = b * heads.heads + h
@@ -873,12 +874,10 @@ def backward_queries(
         else:
             low, high = ends(q_i, lines.vectors, vectors_entries, W.E, W.BLOCK_E)
             low, high = low * (heads.scale * LOG2E), high * (heads.scale * LOG2E)
-        tl.store(met_ends + at, low, mask=mine)
-        tl.store(met_ends + past + at, high, mask=mine)
+        put_ends(met_ends, past, low, high, at, mine, False)
     if terms.value_vectors is not None:
         do_low, do_high = ends(do, lines.value_vectors, values_entries, W.V, W.BLOCK_V)
-        tl.store(out_ends + at, do_low, mask=mine)
-        tl.store(out_ends + past + at, do_high, mask=mine)
+        put_ends(out_ends, past, do_low, do_high, at, mine, False)
         delta_low, delta_high = delta_i - do_low, delta_i - do_high
     if terms.shift is not None:
         q_i = (q_i + entry(terms.shift, h, W.D, W.BLOCK_D)[None, :]).to(q_i.dtype)
@@ -895,7 +894,6 @@ def backward_queries(
     c_low, c_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
     d_clock = tl.zeros((M,), tl.float32)
     from_i, to_i = counted_of(work.counted, blocks, row, i0, stop)
-    first_tile, last_tile = tiles_of(work, M, M)
     for n in range(first_tile, last_tile):
         tile = work.tiles + n * 10
         first, a, b_, c, d, last = ranges(tile, i0, stop, lines, from_i, to_i, N, False)
@@ -930,15 +928,13 @@ def backward_queries(
                     acc += product(d_product.to(k_j.dtype), k_j, W.PRECISION)
                     d_clock += tl.sum(ds, 1)
                     if pasts.bias is not None:
-                        low_of, high_of = past_ends(ds, pair + tl.load(tile + 6), bias_entries)
-                        b_low, b_high = b_low + low_of, b_high + high_of
+                        b_low, b_high = past_ends(b_low, b_high, ds, pair + tl.load(tile + 6), bias_entries)
                     if pasts.slopes is not None:
                         e = pair + tl.load(tile + 6)
                         n_low += tl.sum(ds * tl.maximum(-e, 0), 1)
                         n_high += tl.sum(ds * tl.maximum(e - last_of(bias_entries), 0), 1)
                     if pasts.factor is not None:
-                        low_of, high_of = past_ends(dc, pair + tl.load(tile + 9), factor_entries)
-                        c_low, c_high = c_low + low_of, c_high + high_of
+                        c_low, c_high = past_ends(c_low, c_high, dc, pair + tl.load(tile + 9), factor_entries)
     if pasts.slopes is not None:
         n_low += tl.arange(0, M) * s_low
         n_high -= tl.arange(0, M) * s_high
@@ -957,21 +953,11 @@ def backward_queries(
     put_rows(gradients.query + row * queries * W.D, i0, mine, acc, W.D, M, W.BLOCK_D)
     if gradients.query_clock is not None:
         more(gradients.query_clock, d_clock + s_low + s_high, at, mine, False)
-    if pasts.bias is not None:
-        more(pasts.bias, b_low + s_low, at, mine, False)
-        more(pasts.bias + past, b_high + s_high, at, mine, False)
-    if pasts.slopes is not None:
-        more(pasts.slopes, n_low, at, mine, False)
-        more(pasts.slopes + past, n_high, at, mine, False)
-    if pasts.vectors is not None:
-        more(pasts.vectors, s_low, at, mine, False)
-        more(pasts.vectors + past, s_high, at, mine, False)
-    if pasts.value_vectors is not None:
-        more(pasts.value_vectors, p_low, at, mine, False)
-        more(pasts.value_vectors + past, p_high, at, mine, False)
-    if pasts.factor is not None:
-        more(pasts.factor, c_low, at, mine, False)
-        more(pasts.factor + past, c_high, at, mine, False)
+    put_ends(pasts.bias, past, b_low + s_low, b_high + s_high, at, mine, False)
+    put_ends(pasts.slopes, past, n_low, n_high, at, mine, False)
+    put_ends(pasts.vectors, past, s_low, s_high, at, mine, False)
+    put_ends(pasts.value_vectors, past, p_low, p_high, at, mine, False)
+    put_ends(pasts.factor, past, c_low, c_high, at, mine, False)
 
 
 @triton.jit
@@ -1009,7 +995,7 @@ def backward_keys(
 ):  # fmt: skip
     """A block of N keys of one key head, and all queries of its group that attend to them: far pairs, and near ones
     unless they have vectors."""
-    b, of_keys, j0, stop = block_of(work, N, N)
+    b, of_keys, j0, stop, first_tile, last_tile = block_of(work, N, N)
     j = j0 + tl.arange(0, N)
     mine = j < stop
     k_j = rows(of_row(k, b, of_keys), k.row, j0, mine, W.D, N, W.BLOCK_D)
@@ -1032,7 +1018,6 @@ def backward_keys(
             of_head(terms.factor, h, factor_entries, 1), factor_entries, of_head(terms.slopes, h, 2, 1),
         )  # fmt: skip
         from_j, to_j = counted_of(work.counted, blocks, row, j0, stop)
-        first_tile, last_tile = tiles_of(work, N, N)
         for n in range(first_tile, last_tile):
             tile = work.tiles + n * 10
             first, a, b_, c, d, last = ranges(tile, j0, stop, lines, from_j, to_j, M, True)
@@ -1125,7 +1110,7 @@ def backward_queries_near(
 ):  # fmt: skip
     """The near pairs of B of the M queries of a block of `backward_queries`, whose gradients of queries are in ``far``;
     to other results it adds."""
-    b, h, block, end = block_of(work, M, B)  # of all M
+    b, h, block, end, first_tile, last_tile = block_of(work, M, B)
     i0 = block + tl.program_id(0) % (M // B) * B
     i = i0 + tl.arange(0, B)
     mine = i < end
@@ -1159,7 +1144,6 @@ def backward_queries_near(
     p_low, p_high = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     c_low, c_high = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     from_i, to_i = counted_of(work.counted, blocks, row, block, end)
-    first_tile, last_tile = tiles_of(work, M, B)
     for n in range(first_tile, last_tile):
         tile = work.tiles + n * 10
         first, a, b_, c, d, last = ranges(tile, block, end, lines, from_i, to_i, N, False)
@@ -1183,24 +1167,20 @@ def backward_queries_near(
                     dp += met_with_values(do, lines, window, tile, B, W.V, W.BLOCK_V, W.PRECISION)
                 p, ds = seen_alone(p, p * dp, i0, j0, to, tile, B, B)
                 if pasts.value_vectors is not None:
-                    low_of, high_of = past_ends(p, pair + tl.load(tile + 8), values_entries)
-                    p_low, p_high = p_low + low_of, p_high + high_of
+                    p_low, p_high = past_ends(p_low, p_high, p, pair + tl.load(tile + 8), values_entries)
                 ds, d_product, dc = to_scores(ds, bare, factor_of, W.FUNCTION)
                 acc += product(d_product.to(k_j.dtype), k_j, W.PRECISION)
                 d_clock += tl.sum(ds, 1)
                 if pasts.bias is not None:
-                    low_of, high_of = past_ends(ds, pair + tl.load(tile + 6), bias_entries)
-                    b_low, b_high = b_low + low_of, b_high + high_of
+                    b_low, b_high = past_ends(b_low, b_high, ds, pair + tl.load(tile + 6), bias_entries)
                 if pasts.slopes is not None:
                     e = pair + tl.load(tile + 6)
                     n_low += tl.sum(ds * tl.maximum(-e, 0), 1)
                     n_high += tl.sum(ds * tl.maximum(e - last_of(bias_entries), 0), 1)
                 if pasts.factor is not None:
-                    low_of, high_of = past_ends(dc, pair + tl.load(tile + 9), factor_entries)
-                    c_low, c_high = c_low + low_of, c_high + high_of
+                    c_low, c_high = past_ends(c_low, c_high, dc, pair + tl.load(tile + 9), factor_entries)
                 if pasts.vectors is not None:
-                    low_of, high_of = past_ends(ds, pair + tl.load(tile + 7), vectors_entries)
-                    x_low, x_high = x_low + low_of, x_high + high_of
+                    x_low, x_high = past_ends(x_low, x_high, ds, pair + tl.load(tile + 7), vectors_entries)
                 if terms.vectors is not None:
                     acc_x = of_vectors(
                         acc_x, ds, lines.vectors, vectors_entries, window + tl.load(tile + 7), x.dtype, W.E, B,
@@ -1221,21 +1201,11 @@ def backward_queries_near(
     put_rows(gradients.query + row * queries * W.D, i0, mine, acc, W.D, B, W.BLOCK_D)
     if gradients.query_clock is not None:
         more(gradients.query_clock, d_clock, at, mine, True)
-    if pasts.bias is not None:
-        more(pasts.bias, b_low, at, mine, True)
-        more(pasts.bias + past, b_high, at, mine, True)
-    if pasts.slopes is not None:
-        more(pasts.slopes, n_low, at, mine, True)
-        more(pasts.slopes + past, n_high, at, mine, True)
-    if pasts.vectors is not None:
-        more(pasts.vectors, x_low, at, mine, True)
-        more(pasts.vectors + past, x_high, at, mine, True)
-    if pasts.value_vectors is not None:
-        more(pasts.value_vectors, p_low, at, mine, True)
-        more(pasts.value_vectors + past, p_high, at, mine, True)
-    if pasts.factor is not None:
-        more(pasts.factor, c_low, at, mine, True)
-        more(pasts.factor + past, c_high, at, mine, True)
+    put_ends(pasts.bias, past, b_low, b_high, at, mine, True)
+    put_ends(pasts.slopes, past, n_low, n_high, at, mine, True)
+    put_ends(pasts.vectors, past, x_low, x_high, at, mine, True)
+    put_ends(pasts.value_vectors, past, p_low, p_high, at, mine, True)
+    put_ends(pasts.factor, past, c_low, c_high, at, mine, True)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -1246,7 +1216,7 @@ def backward_keys_near(
 ):  # fmt: skip
     """The near pairs of B of the N keys of a block of `backward_keys`, which left its gradients in ``far_k`` and
     ``far_v``."""
-    b, of_keys, block, end = block_of(work, N, B)
+    b, of_keys, block, end, first_tile, last_tile = block_of(work, N, B)
     j0 = block + tl.program_id(0) % (N // B) * B
     j = j0 + tl.arange(0, B)
     mine = j < end
@@ -1268,7 +1238,6 @@ def backward_keys_near(
             of_head(terms.factor, h, factor_entries, 1), factor_entries, of_head(terms.slopes, h, 2, 1),
         )  # fmt: skip
         from_j, to_j = counted_of(work.counted, blocks, row, block, end)
-        first_tile, last_tile = tiles_of(work, N, B)
         for n in range(first_tile, last_tile):
             tile = work.tiles + n * 10
             first, a, b_, c, d, last = ranges(tile, block, end, lines, from_j, to_j, M, True)

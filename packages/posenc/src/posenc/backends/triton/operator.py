@@ -45,7 +45,7 @@ Tensors: TypeAlias = dict[str, Any]  # by name, or None
 Preparation: TypeAlias = tuple[tuple[int, ...], Tensors, dict[str, Any]]  # the grid, arguments and options of a launch
 
 
-class BlockSizes(NamedTuple):
+class Blocks(NamedTuple):
     """The blocks of kernels: ``long`` tokens of a program against blocks of ``short``, by so many warps, the next
     ``stages - 1`` blocks loaded ahead; near pairs with vectors in squares. ``long`` is a multiple of ``square``. A
     thread of a block of queries has at most so many ``registers``, if that is not None, so that more programs run side
@@ -61,18 +61,13 @@ class BlockSizes(NamedTuple):
 
 LONG = 128  # the most tokens of a program
 # The first that fits on the device is used.
-NARROW = (
-    BlockSizes(64, 64, 64, 4, 3, 168),
-    BlockSizes(64, 32, 32, 4, 2),
-    BlockSizes(32, 16, 16, 4, 2),
-    BlockSizes(16, 16, 16, 4, 1),
-)
-WIDE = (BlockSizes(128, 64, 64, 8, 3), BlockSizes(128, 64, 64, 8, 2), *NARROW[1:])
-WIDE_FORWARD = (BlockSizes(64, 64, 64, 4, 3), *WIDE)
+NARROW = (Blocks(64, 64, 64, 4, 3, 168), Blocks(64, 32, 32, 4, 2), Blocks(32, 16, 16, 4, 2), Blocks(16, 16, 16, 4, 1))
+WIDE = (Blocks(128, 64, 64, 8, 3), Blocks(128, 64, 64, 8, 2), *NARROW[1:])
+WIDE_FORWARD = (Blocks(64, 64, 64, 4, 3), *WIDE)
 WIDEST = 256  # the maximum number of channels, which must fit into shared memory with a block of scores
 
 
-def sizes_of(width: int, is_forward: bool) -> tuple[BlockSizes, ...]:
+def sizes_of(width: int, is_forward: bool) -> tuple[Blocks, ...]:
     """The sizes to try, of heads with so many channels."""
     if width <= 64:
         return NARROW
@@ -193,7 +188,7 @@ class Kernels:
         if max(query.shape[:2]) > GRID:
             raise ValueError(f"backend 'triton' cannot run this: {too_many(*query.shape[:2])}")
         (self.batch, self.heads, self.queries), (self.kv_heads, self.keys) = query.shape[:3], key.shape[1:3]
-        self.device, self.dtype, self.names = query.device, query.dtype, tuple(sorted(terms))
+        self.device, self.dtype, self.shapes = query.device, query.dtype, {name: x.shape for name, x in terms.items()}
         self.form, self.tiling, self.skip_below, self.own = form, tuple(tiling), skip_below, own
         vectors = terms.get("vectors")
         widths = query.size(-1), value.size(-1), SMALLEST if vectors is None else vectors.size(-1)
@@ -207,18 +202,13 @@ class Kernels:
         widest = max(blocks if vectors is not None else blocks[:2])
         self.channels = widest if query.element_size() < 4 else WIDEST  # products of float32 take more registers
         self.entries = {f"{name}_entries": terms[name].size(1) if name in terms else 0 for name in TABLES}
-        self.shared: Tensors = {
-            "heads": Heads(self.heads, self.heads // self.kv_heads, scale),
-            "queries": self.queries,
-            "keys": self.keys,
-            "W": self.widths,
-            "blocks": 0,
-            "past": self.batch * self.heads * self.queries,
-        }
+        self.shared: Tensors = {"queries": self.queries, "keys": self.keys, "W": self.widths, "blocks": 0}
+        self.shared["heads"] = Heads(self.heads, self.heads // self.kv_heads, scale)
+        self.shared["past"] = self.batch * self.heads * self.queries
         self.lows = {name: form.lows[at] for name, at in zip(TABLES, LOWS, strict=True) if name in terms}
         self.of_blocks: dict[int, Tasks] = {}
         self.launches: dict[Any, Launch] = {}
-        self.sizes: dict[str, BlockSizes] = {}
+        self.sizes: dict[str, Blocks] = {}
 
     def tasks(self, block: int) -> Tasks:
         """The tasks of programs with so many tokens."""
@@ -228,14 +218,7 @@ class Kernels:
             self.of_blocks[block] = found
         return found
 
-    def start(
-        self,
-        name: str,
-        key: Any,
-        inputs: Inputs,
-        tensors: Tensors,
-        prepare: Callable[[], Preparation],
-    ) -> None:
+    def start(self, name: str, key: Any, inputs: Inputs, tensors: Tensors, prepare: Callable[[], Preparation]) -> None:
         """Starts a kernel, which ``prepare`` prepares the first time for a key."""
         launch = self.launches.get((name, key))
         if launch is None:
@@ -244,7 +227,7 @@ class Kernels:
         launch(inputs.is_aligned, tensors)
 
     def run(
-        self, name: str, side: int, sizes: BlockSizes, inputs: Inputs, counted: Tensor | None, tensors: Tensors
+        self, name: str, side: int, sizes: Blocks, inputs: Inputs, counted: Tensor | None, tensors: Tensors
     ) -> None:
         """Runs a kernel over blocks of queries (side 0) or keys (side 1)."""
         tasks = self.tasks(sizes.long)
@@ -255,11 +238,11 @@ class Kernels:
             arguments |= {"M": sizes.long, "N": sizes.short} if side == 0 else {"M": sizes.short, "N": sizes.long}
             options: dict[str, Any] = {"num_warps": sizes.warps, "num_stages": sizes.stages}
             if is_near:
-                arguments["B"], options = sizes.square, squares_of(name, self.names, self.channels)
+                arguments["B"], options = sizes.square, squares_of(name, self.shapes, self.channels)
             else:
                 arguments["HAS_RIGHT"] = self._has_right(tasks)
                 # Lookups in tables would be loaded ahead too, a number for each pair.
-                looks_up = self.entries["bias_entries"] > 1 or "factor" in self.names
+                looks_up = self.entries["bias_entries"] > 1 or "factor" in self.shapes
                 arguments["NEAR_STAGES"] = 1 if looks_up or (side and self.channels <= 64) else sizes.stages
                 if sizes.registers and not side:
                     options["maxnreg"] = sizes.registers
@@ -281,11 +264,11 @@ class Kernels:
         past = [low + self.entries[f"{name}_entries"] for name, low in self.lows.items()]
         return bool(past) and tasks.furthest >= max(past)
 
-    def _fitting(self, kernels: str, sizes: Sequence[BlockSizes], run: Callable[[BlockSizes], Any]) -> Any:
+    def _fitting(self, kernels: str, sizes: Sequence[Blocks], run: Callable[[Blocks], Any]) -> Any:
         """What ``run`` returns with the largest sizes that fit on the device."""
         if kernels in self.sizes:
             return run(self.sizes[kernels])
-        kind = "triton", kernels, self.device, self.dtype, self.names, self.widths
+        kind = "triton", kernels, self.device, self.dtype, tuple(sorted(self.shapes)), self.widths
         error = out_of_resources()
         self.sizes[kernels], found = run_first_fitting(kind, sizes, run, lambda raised: isinstance(raised, error))
         return found
@@ -371,7 +354,7 @@ class Kernels:
             found: tuple[Tensor, Tensor] = self._fitting("forward", sizes_of(self.channels, True), run)
         return found
 
-    def _forward(self, inputs: Inputs, counted: Tensor | None, sizes: BlockSizes) -> tuple[Tensor, Tensor]:
+    def _forward(self, inputs: Inputs, counted: Tensor | None, sizes: Blocks) -> tuple[Tensor, Tensor]:
         tasks, query = self.tasks(sizes.long), inputs.query
         is_whole = tasks.covers(0, query)
         out = blank(query, is_whole, (*query.shape[:3], self.widths.V))
@@ -390,19 +373,17 @@ class Kernels:
     def split(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a call with few queries."""
         query, terms, widths = inputs.query, inputs.terms, self.widths
-        parts, prepare = self._splitting
+        split = self._split
+        parts = split[0][2]
         out = query.new_empty((self.batch, self.heads, self.queries, widths.V))
         lse = query.new_empty((self.batch, self.heads, self.queries), dtype=torch.float32)
         some, some_lse = out, lse
         if parts > 1:
             some, some_lse = (lse.new_empty((parts, *x.shape)) for x in (out, lse))
-        broken = BrokenLines(*(terms.get(name) for name in BrokenLines._fields))
-        if broken.share is not None:
-            broken = broken._replace(share=table_of(broken.share))
-        skips = self.skip_below > 0 and not widths.FUNCTION and terms.keys().isdisjoint(UNBOUNDED)
-        norms = terms.get("key_norms") if skips else None
+        broken = BrokenLines(terms.get("away"), table_of(terms.get("share")), terms.get("lines"), terms.get("ends"))
+        norms = terms.get("key_norms") if self._skips_by_norms else None
         tensors = {**inputs.tensors, "out": some, "lse": some_lse, "broken": broken, "key_norms": norms}
-        self.start("decode", None, inputs, tensors, functools.partial(prepare, terms, skips))
+        self.start("decode", None, inputs, tensors, lambda: split)
         if parts > 1:
             merged = {"partial": some, "partial_lse": some_lse, "out": out, "lse": lse}
             numbers = {"parts": parts, "count": lse.numel(), "V": widths.V, "BLOCK_V": widths.BLOCK_V}
@@ -410,39 +391,32 @@ class Kernels:
             self.start("decode_merge", None, inputs, merged, lambda: ((lse.numel(),), numbers, {"num_warps": 4}))
         return out, lse
 
+    @property
+    def _skips_by_norms(self) -> bool:
+        return self.skip_below > 0 and not self.widths.FUNCTION and self.shapes.keys().isdisjoint(UNBOUNDED)
+
     @functools.cached_property
-    def _splitting(self) -> tuple[int, Callable[..., Any]]:
-        """The number of parts, and what `start` prepares the launch with."""
-        groups, widths = self.heads // self.kv_heads, self.widths
+    def _split(self) -> Preparation:
+        """How a kernel of few queries is launched."""
+        groups, widths, shapes, size = self.heads // self.kv_heads, self.widths, self.shapes, self.dtype.itemsize
         of_program = min(_up(self.queries), 1 << max(1, ROWS // groups).bit_length() - 1)
-        rows = max(16, _up(groups * of_program))
-        blocks = -(-self.queries // of_program)
-        config = next(config for name, config in SPLITS.items() if not name or name in self.names)
+        rows, blocks = max(16, _up(groups * of_program)), -(-self.queries // of_program)
+        config = next(config for name, config in SPLITS.items() if not name or name in shapes)
         parts = max(1, min(config.programs // (self.batch * blocks * self.kv_heads), -(-self.keys // LEAST)))
+        lines = shapes["lines"][1] if "lines" in shapes else None
+        tiles = row_tiles_of(self.tiling, tuple(self.form.lows), self.batch, self.device)
+        arguments = self.shared | self.entries | dict(zip(TILE, tiles.tile, strict=True))
+        arguments |= {"count": tiles.count, "parts": parts, "R": rows, "Q": of_program}
+        arguments |= {"tiles": None if tiles.numbers is None else Table(tiles.numbers, tiles.by_row)}
+        arguments |= {"faint": skip_threshold(self.skip_below, self.keys) if self._skips_by_norms else 0.0}
+        arguments |= {"away_entries": shapes["away"][1] if "away" in shapes else 0}
+        arguments |= {"LINES": lines or 1, "PIECES": 16 if lines is None else _up(lines)}
+        arguments |= {"N": max(16, min(64, config.bytes // (max(widths.BLOCK_D, widths.BLOCK_V) * size)))}
+        arguments |= {"BY_HEAD": any(shapes[name][0] > 1 for name in WINDOWED if name in shapes)}
         numbers = rows * widths.BLOCK_V
-
-        def prepare(terms: Mapping[str, Tensor], skips: bool) -> Preparation:
-            lines, size = terms.get("lines"), self.dtype.itemsize
-            tiles = row_tiles_of(self.tiling, tuple(self.form.lows), self.batch, self.device)
-            arguments = self.shared | self.entries | dict(zip(TILE, tiles.tile, strict=True))
-            arguments |= {
-                "away_entries": terms["away"].size(1) if "away" in terms else 0,
-                "faint": skip_threshold(self.skip_below, self.keys) if skips else 0.0,
-                "tiles": None if tiles.numbers is None else Table(tiles.numbers, tiles.by_row),
-                "count": tiles.count,
-                "parts": parts,
-                "R": rows,
-                "Q": of_program,
-                "N": max(16, min(64, config.bytes // (max(widths.BLOCK_D, widths.BLOCK_V) * size))),
-                "LINES": 1 if lines is None else lines.size(1),
-                "PIECES": 16 if lines is None else _up(lines.size(1)),
-                "BY_HEAD": any(name in terms and terms[name].size(0) > 1 for name in WINDOWED),
-            }
-            registers = config.registers if numbers * size <= SMALL else REGISTERS
-            options = {"num_warps": min(8, max(4, numbers // 2**10)), "num_stages": config.stages}
-            return (self.batch * blocks, self.kv_heads, parts), arguments, options | {"maxnreg": registers}
-
-        return parts, prepare
+        options = {"num_warps": min(8, max(4, numbers // 2**10)), "num_stages": config.stages}
+        options["maxnreg"] = config.registers if numbers * size <= SMALL else REGISTERS
+        return (self.batch * blocks, self.kv_heads, parts), arguments, options
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
@@ -470,7 +444,7 @@ class Kernels:
         return found
 
     def _backward(
-        self, inputs: Inputs, wanted: Sequence[str], counted: Sequence[Tensor | None], sizes: BlockSizes
+        self, inputs: Inputs, wanted: Sequence[str], counted: Sequence[Tensor | None], sizes: Blocks
     ) -> Tensors:
         terms, tasks = inputs.terms, self.tasks(sizes.long)
         tensors, query = {"q": inputs.query, "k": inputs.key, "v": inputs.value}, inputs.query
@@ -553,7 +527,7 @@ class Kernels:
             arguments = self.shared | self.pair_entries | {"count": count, "batch": tasks.rows, "B": B}
             arguments |= {"blocks": 0 if counted is None else counted.size(2)}
             arguments |= {"least_r": least - B, "low": lows[wanted[0]], "lead": 6 + TABLES.index(wanted[0])}
-            options = squares_of("backward_tables", self.names, self.channels)
+            options = squares_of("backward_tables", self.shapes, self.channels)
             return (self.heads, windows + 1, programs), arguments, options
 
         work = Work(tasks.tasks[0], tasks.tiles[0], counted)

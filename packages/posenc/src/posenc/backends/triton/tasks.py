@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -27,75 +27,63 @@ from posenc.positions.tiles import Tile, Tiling, distances
 
 DRIVER = "libcuda.so.1"
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+T = TypeVar("T")
 Numbers: TypeAlias = tuple[int, ...]
-
-
-class DeviceList(Protocol):
-    """Integers in one tensor ``numbers``, of which ``at`` makes the same in a copy."""
-
-    numbers: Any
-
-    def at(self, numbers: Tensor) -> Any:
-        """The same with these numbers."""
-
-
-L = TypeVar("L", bound=DeviceList)
+Made: TypeAlias = tuple[Tensor | None, Callable[[Any], T]]
+"""Integers on the CPU, and what makes something of a copy of them on a device."""
 _lists: dict[Any, Any] = {}  # the latest, for all encodings: a copy for each would have the device wait
 _alive: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()  # those and what plans and CUDA graphs still read
 
 
-def on_device(device: torch.device, make: Callable[..., L | None], *content: Hashable) -> L | None:
-    """``make(*content)`` on a device, the current one: see `cached`. On the CPU it is not copied."""
+def on_device(device: torch.device, make: Callable[..., Made[T]], *content: Hashable) -> T:
+    """What ``make(*content)`` makes, on a device, the current one: see `cached`. On the CPU it is not copied."""
     if device.type == "cpu":
-        return make(*content)
+        numbers, build = make(*content)
+        return build(numbers)
     key = make.__name__, *content
     current = torch.cuda.current_stream(device)
     is_capturing, is_inference = torch.cuda.is_current_stream_capturing(), torch.is_inference_mode_enabled()
 
-    def copied() -> L | None:
-        found: L | None = _alive.get((*key, device))
+    def copied() -> T:
+        found: T | None = _alive.get((*key, device))
         if found is None:
-            found = make(*content)
-            if found is None:
-                return None
-            _alive[(*key, device)] = found = found.at(found.numbers.to(device))
+            numbers, build = make(*content)
+            if numbers is None:
+                return build(None)
+            _alive[(*key, device)] = found = build(numbers.to(device))
         return found
 
-    def find() -> L | None:
-        return cached(_lists, key, device, copied)
-
-    def captured() -> L | None:
+    def captured() -> T:
         # Made before it is captured, on another stream; then kept for good.
-        with torch.inference_mode(is_inference), torch.cuda.stream(_stream(device)):
-            held = find()
+        for stream in (_stream(device), current):
+            with torch.inference_mode(is_inference), torch.cuda.stream(stream):
+                found = cached(_lists, key, device, copied)
             _stream(device).synchronize()
-        with torch.inference_mode(is_inference), torch.cuda.stream(current):
-            found = find()
-        assert found is held
         return found
 
-    def made() -> L | None:
-        found = _aside(device, copied)
-        if found is not None:  # its memory is not reused before this stream is done
-            found.numbers.record_stream(current)
-        return found
-
-    return _aside(device, captured, False) if is_capturing else cached(_lists, key, device, made)
-
-
-def _aside(device: torch.device, run: Callable[[], L | None], on_stream: bool = True) -> L | None:
-    """What ``run`` returns, in a thread of its own, where other threads may capture graphs meanwhile: what it does is
-    no part of them. A CUDA graph, as in compiled code, has a memory pool for a thread or a stream, and takes back what
-    that gave. By default on a stream of its own, without waiting for any other."""
-
-    def relaxed() -> L | None:
-        _relax()
-        if not on_stream:
-            return run()
+    def on_stream() -> T:
         with torch.cuda.stream(_stream(device)):
-            found = run()
+            found = copied()
         _stream(device).synchronize()
         return found
+
+    def made() -> T:
+        found = _aside(on_stream)
+        if found is not None:  # its memory is not reused before this stream is done
+            found.numbers.record_stream(current)  # type: ignore[attr-defined]
+        return found
+
+    return _aside(captured) if is_capturing else cached(_lists, key, device, made)
+
+
+def _aside(run: Callable[[], T]) -> T:
+    """What ``run`` returns, in a thread of its own, where other threads may capture graphs meanwhile: what it does is
+    no part of them. A CUDA graph, as in compiled code, has a memory pool for a thread or a stream, and takes back what
+    that gave; so it allocates on a stream of its own, which waits for no other."""
+
+    def relaxed() -> T:
+        _relax()
+        return run()
 
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(relaxed).result()
@@ -130,7 +118,7 @@ class Tasks:
     """
 
     def __init__(
-        self, numbers: Tensor, counts: Sequence[int], rows: int, furthest: int, tokens: tuple[int, int]
+        self, counts: Sequence[int], rows: int, furthest: int, tokens: tuple[int, int], numbers: Tensor
     ) -> None:
         self.numbers, self.counts, self.rows, self.furthest, self.tokens = numbers, counts, rows, furthest, tokens
         parts, at = [], 0
@@ -148,19 +136,13 @@ class Tasks:
         """Whether every token of ``x``, (batch, heads, tokens, ...), is in a block."""
         return self.tokens[side] * self.rows == x.size(0) * x.size(2)
 
-    def at(self, numbers: Tensor) -> Tasks:
-        """The same tasks in a copy of their numbers."""
-        return Tasks(numbers, self.counts, self.rows, self.furthest, self.tokens)
-
 
 def tasks_of(tiling: Numbers, lows: Numbers, rows: int, block: int, device: torch.device) -> Tasks:
     """The tasks of a call on a device."""
-    tasks: Tasks | None = on_device(device, _tasks, tiling, lows, rows, block)
-    assert tasks is not None
-    return tasks
+    return on_device(device, _tasks, tiling, lows, rows, block)
 
 
-def _tasks(numbers: Numbers, lows: Numbers, rows: int, block: int) -> Tasks:
+def _tasks(numbers: Numbers, lows: Numbers, rows: int, block: int) -> Made[Tasks]:
     """The same on the CPU."""
     tiling = Tiling.unflat(numbers)
     tiles = tiling.tiles(rows)
@@ -174,13 +156,8 @@ def _tasks(numbers: Numbers, lows: Numbers, rows: int, block: int) -> Tasks:
     padded = [number for part in parts for number in (*part, *[0] * (_whole(len(part)) - len(part)))]
     reach = distances(tiles)
     alike = len(tiling.query.rows or ()) == len(tiling.key.rows or ()) == 1
-    return Tasks(
-        torch.tensor(padded, dtype=torch.int32, device="cpu"),
-        counts,
-        rows if alike else 1,
-        reach[1] if reach else 0,
-        (tokens[0], tokens[1]),
-    )
+    build = functools.partial(Tasks, counts, rows if alike else 1, reach[1] if reach else 0, (tokens[0], tokens[1]))
+    return torch.tensor(padded, dtype=torch.int32, device="cpu"), build
 
 
 def _whole(count: int) -> int:
@@ -225,15 +202,11 @@ class Places:
     """The lowest and the highest coordinate of every block of `SPAN` queries and keys, (rows or 1, blocks, 2), parts of
     one tensor ``numbers``, int32. Of a block without tokens they are any."""
 
-    def __init__(self, numbers: Tensor, shapes: Sequence[tuple[int, int]]) -> None:
-        self.numbers, self.shapes = numbers, shapes
+    def __init__(self, shapes: Sequence[tuple[int, int]], numbers: Tensor) -> None:
+        self.numbers = numbers
         (rows, blocks), of_keys = shapes
         self.query = numbers[: rows * blocks * 2].view(rows, blocks, 2)
         self.key = numbers[_whole(rows * blocks * 2) :][: of_keys[0] * of_keys[1] * 2].view(*of_keys, 2)
-
-    def at(self, numbers: Tensor) -> Places:
-        """The same places in a copy of their numbers."""
-        return Places(numbers, self.shapes)
 
 
 def places_of(tiling: Numbers, queries: int, keys: int, device: torch.device) -> Places | None:
@@ -241,13 +214,13 @@ def places_of(tiling: Numbers, queries: int, keys: int, device: torch.device) ->
     return on_device(device, _places, tiling, queries, keys)
 
 
-def _places(numbers: Numbers, queries: int, keys: int) -> Places | None:
+def _places(numbers: Numbers, queries: int, keys: int) -> Made[Places | None]:
     """The same on the CPU, relative to some coordinate."""
     tiling = Tiling.unflat(numbers)
     layouts = (tiling.query, queries), (tiling.key, keys)
     spans = [span for layout, _ in layouts for row in layout.rows or () for span in row]
     if not spans or any(span.line is None for span in spans):
-        return None
+        return None, lambda _: None
     zero = spans[0].line or 0
     sides = []
     for layout, tokens in layouts:
@@ -260,14 +233,14 @@ def _places(numbers: Numbers, queries: int, keys: int) -> Places | None:
                     first, last = max(span.start, block * SPAN), min(span.stop, (block + 1) * SPAN) - 1
                     low, high = (span.line - zero + token - span.start for token in (first, last))
                     if max(abs(low), abs(high)) >= ANY // 2:
-                        return None
+                        return None, lambda _: None
                     ends[block] = min(ends[block][0], low), max(ends[block][1], high)
             rows.append([end if end[0] <= end[1] else (0, 0) for end in ends])
         sides.append(rows)
     of_queries, of_keys = ([number for row in rows for end in row for number in end] for rows in sides)
     padding = [0] * (_whole(len(of_queries)) - len(of_queries))
     padded = torch.tensor([*of_queries, *padding, *of_keys], dtype=torch.int32, device="cpu")
-    return Places(padded, [(len(rows), len(rows[0])) for rows in sides])
+    return padded, functools.partial(Places, [(len(rows), len(rows[0])) for rows in sides])
 
 
 # -- the tiles of a few queries ----------------------------------------------------------------------------------------
@@ -277,30 +250,23 @@ class RowTiles:
     """The tiles of each batch row. ``numbers``, int32, says where those of a row begin and end, counted in tiles, and
     then has `TILE` of each; None for a single tile, which is ``tile``. ``by_row`` is 1 if rows differ, else 0."""
 
-    def __init__(self, numbers: Tensor | None, tile: Numbers, by_row: int, count: int) -> None:
-        self.numbers, self.tile, self.by_row, self.count = numbers, tile, by_row, count
-
-    def at(self, numbers: Tensor) -> RowTiles:
-        """The same with a copy of the numbers."""
-        return RowTiles(numbers, self.tile, self.by_row, self.count)
+    def __init__(self, tile: Numbers, by_row: int, count: int, numbers: Tensor | None) -> None:
+        self.tile, self.by_row, self.count, self.numbers = tile, by_row, count, numbers
 
 
 def row_tiles_of(tiling: Numbers, lows: Numbers, rows: int, device: torch.device) -> RowTiles:
     """The tiles of a call with few queries."""
-    tiles: RowTiles | None = _row_tiles(tiling, lows, rows)
-    if tiles is not None and tiles.numbers is not None:
-        tiles = on_device(device, _row_tiles, tiling, lows, rows)
-    assert tiles is not None
-    return tiles
+    numbers, build = _row_tiles(tiling, lows, rows)
+    return build(None) if numbers is None else on_device(device, _row_tiles, tiling, lows, rows)
 
 
-def _row_tiles(numbers: Numbers, lows: Numbers, rows: int) -> RowTiles:
+def _row_tiles(numbers: Numbers, lows: Numbers, rows: int) -> Made[RowTiles]:
     tiling = Tiling.unflat(numbers)
     tiles = tiling.tiles(rows)
     is_ragged = len(tiling.query.rows or ()) != 1 or len(tiling.key.rows or ()) != 1
     tile = _row_tile(tiles[0], lows) if tiles else (0,) * len(TILE)
     if len(tiles) <= 1 and not is_ragged:
-        return RowTiles(None, tile, 0, len(tiles))
+        return None, functools.partial(RowTiles, tile, 0, len(tiles))
     of_rows = [0] * (rows if is_ragged else 1)
     for each in tiles:
         of_rows[each.row.start] += 1
@@ -308,7 +274,8 @@ def _row_tiles(numbers: Numbers, lows: Numbers, rows: int) -> RowTiles:
     ends = [*itertools.accumulate(of_rows, initial=before)]
     ends += [0] * (before * len(TILE) - len(ends))
     flat = [*ends, *itertools.chain.from_iterable(_row_tile(each, lows) for each in tiles)]
-    return RowTiles(torch.tensor(flat, dtype=torch.int32, device="cpu"), tile, int(is_ragged), len(tiles))
+    made = torch.tensor(flat, dtype=torch.int32, device="cpu")
+    return made, functools.partial(RowTiles, tile, int(is_ragged), len(tiles))
 
 
 def _row_tile(tile: Tile, lows: Numbers) -> Numbers:
