@@ -233,8 +233,8 @@ class Backend:
     ``run(call)`` returns the output (B, H, M, d_v) in the query's dtype and, if ``return_lse``, the log-sum-exp
     (B, H, M) of every row of scores. Queries and keys are already rotated, unless it ``rotates`` them itself.
 
-    ``direct_for(call)`` may return a function that does the same for the query, key and value of later calls that are
-    otherwise the same, as long as the values in the call's `store` are.
+    ``direct_for(call)``, asked after the call, may return a function that does the same for the query, key and value of
+    later calls that are otherwise the same, as long as the values in the call's `store` are.
 
     ``kinds`` are the kinds of terms that it supports, with their conditions; None: all that have a form. It is asked
     ``first`` before them, and ``last`` what needs terms of these kinds, or takes time.

@@ -47,22 +47,24 @@ class Plan:
     """The checked arguments (`Request.settled`), the backend, and what it derives of them (`Call.store`). It has none
     of a layer's tensors.
 
-    ``direct`` runs a call of this plan without a `Call`, where nothing is done to the inputs before the backend, nor to
-    its output after it.
+    ``direct`` runs a call of this plan without a `Call`. It is found after the first call, where ``may_be_direct``:
+    nothing is done to the inputs before the backend, nor to its output after it.
     """
 
     settled: Mapping[str, Any]
     run: bands.Run
     store: dict[str, Any] | None  # None: its encoding outlives changes of parameters, and they are large
     values: MadeWith = ()  # of an encoding that outlives changes of parameters: what ``store`` was derived from
+    may_be_direct: bool = False
     direct: Direct | None = None
 
     def renew(self) -> None:
         """Forgets what was derived from other values of the parameters, or from some that can no longer be compared."""
         if self.store is None or not all(is_readable(each.parameter) for each in self.values):
-            self.store, self.direct, self.values = None, None, ()
+            self.store, self.may_be_direct, self.direct, self.values = None, False, None, ()
         elif not are_equal(self.values):
             self.store.clear()
+            self.direct = None
             self.values = with_values(self.values)
 
 
@@ -85,7 +87,12 @@ def attend(request: Request) -> tuple[Tensor, Tensor | None]:
         plan, request, call = make_plan(request, encoding, signature, is_of_scheme)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
     with compat.without_autocast(request.query):
-        return _finished(request, call, *plan.run(call))
+        found = _finished(request, call, *plan.run(call))
+    if plan.may_be_direct:
+        assert isinstance(plan.run, Backend)
+        plan.direct = plan.run.direct_for(call)
+        plan.may_be_direct = plan.direct is not None
+    return found
 
 
 def _finished(request: Request, call: Call, out: Tensor, lse: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -128,8 +135,8 @@ def make_plan(
     call.with_store(plan.store)
     turns_values = any(rotation.value is not None or rotation.output is not None for rotation in encoding.rotations)
     is_other = turns_values or request.sinks is not None or gives_weights(call.score_terms)
-    if isinstance(run, Backend) and not is_other and all(map(is_, inputs, (call.query, call.key, call.value))):
-        plan.direct = run.direct_for(call)
+    is_as_given = all(map(is_, inputs, (call.query, call.key, call.value)))
+    plan.may_be_direct = isinstance(run, Backend) and not is_other and is_as_given
     return plan, request, call
 
 

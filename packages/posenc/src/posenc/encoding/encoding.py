@@ -327,8 +327,9 @@ class Encoding:
 
     def _check_usable(self, query: Tensor, key: Tensor) -> None:
         """ValueError for what may have changed since the same encoding was checked with tensors of the same shapes."""
-        self.check_fresh()
-        check_values(self._made_with)
+        if self._made_with:
+            self.check_fresh()
+            check_values(self._made_with)
         self.check_token_doors(query, key)
 
     def check_fresh(self) -> None:

@@ -111,21 +111,10 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _direct(call: Call) -> Direct | None:
-    store = call.store
-    if store is None or call.key_norms is not None or any(score_term.is_planar for score_term in call.score_terms):
+    prepared: Prepared | None = None if call.store is None else call.store.get("native")
+    if prepared is None or prepared.given is None or any(score_term.is_planar for score_term in call.score_terms):
         return None
-
-    def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        prepared = store.get("native")
-        if prepared is None or prepared.given is None:
-            return None
-        tensors = query, key, value
-        if query.dtype != prepared.dtype:
-            tensors = query.to(prepared.dtype), key.to(prepared.dtype), value.to(prepared.dtype)
-        out, lse = operator.native(*tensors, prepared.given, *prepared.rest, prepared=prepared)
-        return out.to(query.dtype), lse
-
-    return run
+    return prepared.attend
 
 
 def _arguments(call: Call, given: KernelOperands) -> tuple[Any, ...]:

@@ -572,6 +572,17 @@ class Prepared:
         self.strides: tuple[tuple[int, ...], ...] | None = None  # of the first call; (): it had to be padded
         self.free: tuple[list[_Kernel], list[_Kernel]] = [], []  # for forward and backward
 
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp of a call that has all its other tensors in common with the first."""
+        assert self.given is not None
+        dtype = query.dtype
+        if dtype == self.dtype:
+            out, lse = native(query, key, value, self.given, *self.rest, prepared=self)
+            return out, lse
+        query, key, value = query.to(self.dtype), key.to(self.dtype), value.to(self.dtype)
+        out, lse = native(query, key, value, self.given, *self.rest, prepared=self)
+        return out.to(dtype), lse
+
     def _take(self, is_backward: bool, tensors: Sequence[Tensor], given: Sequence[Tensor]) -> _Kernel | None:
         """A structure for these tensors; None if they must be run without one."""
         given = given if self.given is None else self.given  # what a hook has unpacked may be overwritten later

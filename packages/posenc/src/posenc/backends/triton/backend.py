@@ -167,14 +167,19 @@ def _direct(call: Call) -> Direct | None:
     if not _is_step(call) and _unseen(call) != (None, None):
         return None
 
-    def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
-        prepared: Prepared | None = cached(store, "triton", device, lambda: None, lambda found: found is not None)
-        if prepared is None or not prepared.is_complete:
-            return None
-        found: tuple[Tensor, Tensor] = triton(query, key, value, prepared.given, *prepared.rest, prepared=prepared)
-        return found
+    def prepared() -> Prepared | None:
+        """Those of the current stream, if all calls have the tensors of terms in common."""
+        found: Prepared | None = cached(store, "triton", device, lambda: None, lambda found: found is not None)
+        return found if found is not None and found.is_complete else None
 
-    return run
+    def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor] | None:
+        common = prepared()
+        if common is None:
+            return None
+        out: tuple[Tensor, Tensor] = triton(query, key, value, common.given, *common.rest, prepared=common)
+        return out
+
+    return run if prepared() is not None else None
 
 
 def _skipping(call: Call) -> tuple[float, int]:
