@@ -92,7 +92,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr("posenc.compat.is_eager", lambda: True)
     monkeypatch.setattr(cache, "stream_of", lambda device: made.stream if device.type == "cuda" else None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.is_capturing)
-    monkeypatch.setattr(flex, "_SEEN", {})
+    monkeypatch.setattr(flex, "_of_layouts", {})
     monkeypatch.setattr(cache, "_READ_BY_GRAPHS", [])
     with made.mode:
         yield made
@@ -244,7 +244,7 @@ def test_a_graph_reads_what_was_made_before_it(place: str, device: Device) -> No
     attend(encoding)
     assert len(cache._READ_BY_GRAPHS) == held  # each once
     alive, device.is_capturing, device.masks = weakref.ref(before), False, []
-    flex._SEEN.clear()
+    flex._of_layouts.clear()
     del before, inside, encoding
     gc.collect()
     assert alive() is not None

@@ -315,16 +315,17 @@ def _score_function(call: Call, left: tuple[ScoreTerm, ...]) -> ScoreFunction | 
 
 # --- what is seen ---------------------------------------------------------------------------------------------------
 
-_SEEN: dict[Any, Any] = {}
 
-
-class _Seen(NamedTuple):
+class _SeenBlocks(NamedTuple):
     """What follows from positions alone: the blocks that are checked pair by pair and those with only unmasked pairs,
     whether a pair is unmasked, and the block mask."""
 
     lists: Bool[Tensor, "2 batch 1 query_blocks key_blocks"]
     pair: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     blocks: BlockMask
+
+
+_of_layouts: dict[Any, Any] = {}  # the latest, for all encodings, as `cached` keeps them
 
 
 def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
@@ -336,10 +337,10 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
     """
     device = call.query.device
 
-    def by_layouts() -> _Seen:
+    def by_layouts() -> _SeenBlocks:
         layouts = call.layouts
         key = layouts, call.visibility, call.query.size(0), queries, keys
-        return cached(None if layouts is None else _SEEN, key, device, lambda: _seen(call, queries, keys))
+        return cached(None if layouts is None else _of_layouts, key, device, lambda: _seen(call, queries, keys))
 
     seen = cached(call.store, ("seen", queries, keys), device, by_layouts)
     counted = counted_blocks(call, BLOCK)
@@ -349,7 +350,7 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
     return _blocks(seen.lists & F.pad(counted, (0, more_keys, 0, more_queries)), seen.pair, (queries, keys))
 
 
-def _seen(call: Call, queries: int, keys: int) -> _Seen:
+def _seen(call: Call, queries: int, keys: int) -> _SeenBlocks:
     batch, device = call.query.size(0), call.query.device
     (document, order), (of_key, key_order) = (
         (_filled(p.document, n, PADDING).expand(batch, -1), _filled(p.order, n, 0).expand(batch, -1))
@@ -377,7 +378,7 @@ def _seen(call: Call, queries: int, keys: int) -> _Seen:
         return (document[b, i] == mine) & (mine != PADDING) & in_reach(b, i, j)
 
     lists = torch.stack((some & ~every, every))[:, :, None]
-    return _Seen(lists, pair, _blocks(lists, pair, (queries, keys)))
+    return _SeenBlocks(lists, pair, _blocks(lists, pair, (queries, keys)))
 
 
 def _by_index(call: Call) -> tuple[Pair | None, bool]:

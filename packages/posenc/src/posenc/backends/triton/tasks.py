@@ -44,7 +44,7 @@ def on_device(device: torch.device, make: Callable[..., Made[T]], *content: Hash
     current = torch.cuda.current_stream(device)
     is_capturing, is_inference = torch.cuda.is_current_stream_capturing(), torch.is_inference_mode_enabled()
 
-    def copied() -> T:
+    def find_or_copy() -> T:
         found: T | None = _alive.get((*key, device))
         if found is None:
             numbers, build = make(*content)
@@ -53,27 +53,27 @@ def on_device(device: torch.device, make: Callable[..., Made[T]], *content: Hash
             _alive[(*key, device)] = found = build(numbers.to(device))
         return found
 
-    def captured() -> T:
+    def capture() -> T:
         # Made before it is captured, on another stream; then kept for good.
         for stream in (_stream(device), current):
             with torch.inference_mode(is_inference), torch.cuda.stream(stream):
-                found = cached(_lists, key, device, copied)
+                found = cached(_lists, key, device, find_or_copy)
             _stream(device).synchronize()
         return found
 
-    def on_stream() -> T:
+    def copy_on_stream() -> T:
         with torch.cuda.stream(_stream(device)):
-            found = copied()
+            found = find_or_copy()
         _stream(device).synchronize()
         return found
 
-    def made() -> T:
-        found = _aside(on_stream)
+    def copy_aside() -> T:
+        found = _aside(copy_on_stream)
         if found is not None:  # its memory is not reused before this stream is done
             found.numbers.record_stream(current)  # type: ignore[attr-defined]
         return found
 
-    return _aside(captured) if is_capturing else cached(_lists, key, device, made)
+    return _aside(capture) if is_capturing else cached(_lists, key, device, copy_aside)
 
 
 def _aside(run: Callable[[], T]) -> T:
