@@ -76,7 +76,7 @@ CALL = re.compile(rf"(\b(?:{'|'.join(sorted(NAMES, key=len, reverse=True))})\b(?
 
 def _choices() -> str:
     """What `posenc choose` recommends, and on what evidence: its strength, and where it stands."""
-    found: dict[str, evidence.Table | evidence.Statement] = {each.name: each for each in evidence.tables()}
+    found: dict[str, evidence.PublishedTable | evidence.Statement] = {each.name: each for each in evidence.tables()}
     found |= {each.name: each for each in evidence.statements()}
 
     def code(words: str) -> str:
@@ -86,7 +86,7 @@ def _choices() -> str:
         of = found[name]
         if of.url:
             return f"[{of.source}]({of.url})" + ", second-hand" * of.second_hand
-        return f"[{of.title}]({Path(of.doc).name})" if isinstance(of, evidence.Table) else f"`{of.command}`"
+        return f"[{of.title}]({Path(of.doc).name})" if isinstance(of, evidence.PublishedTable) else f"`{of.command}`"
 
     def grounds(names: Sequence[str]) -> str:
         """Each strength, the strongest first, with what has it."""

@@ -50,7 +50,7 @@ PEER_SCHEMES = ("alibi", "t5", cases.SHAW_KEYS)
 
 
 @dataclass(frozen=True)
-class Sizes(Settings):
+class PeerSettings(Settings):
     """What is measured, and how long."""
 
     compiled: bool = option(True)  # includes competitors that need torch.compile
@@ -133,11 +133,11 @@ def main(words: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     given = {"dtype": arguments.dtype, "device": arguments.device, "schemes": tuple(arguments.schemes)}
-    run(Sizes(**given, **(QUICK if arguments.quick else {})), arguments.only, arguments.out)
+    run(PeerSettings(**given, **(QUICK if arguments.quick else {})), arguments.only, arguments.out)
     return 0
 
 
-def run(sizes: Sizes, only: Sequence[str], out: Path) -> list[dict[str, Any]]:
+def run(sizes: PeerSettings, only: Sequence[str], out: Path) -> list[dict[str, Any]]:
     """Measures the sections, prints their tables, and writes ``bench.md``, ``bench.json`` and ``peers.png``, after each
     group, so that what is measured is kept."""
     device, console = torch.device(sizes.device), stdout()
@@ -184,7 +184,7 @@ def environment_of(records: Sequence[Mapping[str, Any]]) -> Table:
     return Table("Environment", "", ("what", "with"), [*environment(records), *rows])
 
 
-def groups(sizes: Sizes, only: Sequence[str]) -> Iterator[Group]:
+def groups(sizes: PeerSettings, only: Sequence[str]) -> Iterator[Group]:
     """The groups of the chosen sections."""
     phases = cases.PHASES
     if "rope" in only:
@@ -208,12 +208,12 @@ def groups(sizes: Sizes, only: Sequence[str]) -> Iterator[Group]:
             yield Group(f"peers {phase}", scheme, length, build)
 
 
-def _products(sizes: Sizes) -> cases.Built:
+def _products(sizes: PeerSettings) -> cases.Built:
     makes, work = limit.products(sizes.dtype, sizes.device, sizes.products)
     return cases.Built(makes, {"multiply_adds": work})
 
 
-def _rotations(sizes: Sizes, dtype: str) -> cases.Built:
+def _rotations(sizes: PeerSettings, dtype: str) -> cases.Built:
     device = torch.device(sizes.device)
     generator = torch.Generator(device).manual_seed(0)
     drawn = torch.randn(2, *sizes.rotated, generator=generator, device=device)
@@ -240,7 +240,7 @@ def _rotations(sizes: Sizes, dtype: str) -> cases.Built:
     return cases.Built(makes, {"bytes": 2 * (query.nbytes + key.nbytes)})  # read and written
 
 
-def of_ways(sizes: Sizes, ways: Mapping[str, Way], length: int, training: bool) -> cases.Built:
+def of_ways(sizes: PeerSettings, ways: Mapping[str, Way], length: int, training: bool) -> cases.Built:
     """Plain attention and these competitors; ``takes`` has the backend of each."""
     inputs = Inputs.draw(sizes, length, length, training)
     makes: dict[str, Make] = {cases.PLAIN: inputs.plain}
@@ -262,7 +262,7 @@ def _multiply_adds(scheme: Scheme, name: str, inputs: Inputs, computed: float) -
     return limit.multiply_adds(encoding, query, inputs.training, computed)
 
 
-def compared(sizes: Sizes, name: str, length: int, training: bool) -> cases.Built:
+def compared(sizes: PeerSettings, name: str, length: int, training: bool) -> cases.Built:
     """Plain attention, posenc's, masks, FlexAttention, x-transformers."""
     inputs = Inputs.draw(sizes, length, length, training)
     scheme = cases.build_scheme(name, sizes, length)
@@ -274,7 +274,7 @@ def compared(sizes: Sizes, name: str, length: int, training: bool) -> cases.Buil
     return cases.Built({cases.PLAIN: inputs.plain, "posenc": ours, **rivals}, {"auto": auto})
 
 
-def decoded(sizes: Sizes, name: str) -> cases.Built:
+def decoded(sizes: PeerSettings, name: str) -> cases.Built:
     """Attention of one query to a cache, with and without positions. Keys in the cache are rotated already, unless the
     scheme needs raw keys."""
     inputs = Inputs.draw(sizes, 1, sizes.cache, training=False)

@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import posenc
 from posenc import ALiBi, Positions, RoPE
 from posenc.distributed import Sharding, Work, attention
-from posenc.distributed.counts import Sizes, count, groups
+from posenc.distributed.counts import MessageSizes, count, groups
 from posenc.distributed.ring import Part
 from posenc.distributed.sharding import Needs, mask_of
 from posenc.models import forward_pass
@@ -164,7 +164,7 @@ class Row:
         return self.sent == planned and self.scores == self.expected.scores and carried
 
 
-def of_part(part: Part, counts: Sequence[int], sizes: Sizes) -> tuple[tuple[int, ...], ...]:
+def of_part(part: Part, counts: Sequence[int], sizes: MessageSizes) -> tuple[tuple[int, ...], ...]:
     heads = part.keys.stop - part.keys.start
     sizes = replace(sizes, heads=heads * sizes.heads // sizes.kv_heads, kv_heads=heads)
     cost = count(part.needs, counts, sizes, "ring")
@@ -213,7 +213,7 @@ def run(world: int, tokens: int, names: list[tuple[str, ...]], device: torch.dev
         aparts, scores, sent, wires = zip(*every, strict=True)
         visibility = Visibility(is_causal, *check_window(window))
         needs = Needs([text[held] for held in groups(sharding)[kind]], visibility)
-        sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, itemsize=4)
+        sizes = MessageSizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, itemsize=4)
         cost = count(needs, sharding.counts, sizes, kind)
         if parts and mesh is None:  # of the heads, by their horizons
             sums = zip(*(of_part(part, sharding.counts, sizes) for part in parts), strict=True)
@@ -263,7 +263,7 @@ def measured(world: int, tokens: int, is_small: bool) -> list[Row]:
 def works(text: Positions, world: int, order: Any, methods: Sequence[str] = METHODS, **mask: Any) -> list[Work]:
     """By each method for which there are enough heads."""
     shards = [text[index] for index in indices(text.layout, world, order)]
-    counts, sizes = [len(shard) for shard in shards], Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH)
+    counts, sizes = [len(shard) for shard in shards], MessageSizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH)
     able = {method: [text] if method == "ulysses" else shards for method in methods}
     able = {method: held for method, held in able.items() if method != "ulysses" or world <= KV_HEADS}
     return [count(Needs(held, *mask_of(**mask)), counts, sizes, method) for method, held in able.items()]

@@ -16,7 +16,7 @@ from posenc_lab.bench.measure import Inputs, LeftOutError
 from research.benchmarks import run
 from research.benchmarks.limit import multiply_adds
 from research.benchmarks.neighbours import neighbours
-from research.benchmarks.run import Sizes, compared
+from research.benchmarks.run import PeerSettings, compared
 from tests.rounding import of_sums
 
 TINY: dict[str, Any] = {
@@ -32,7 +32,7 @@ TINY: dict[str, Any] = {
     "peer_lengths": (64,),
     "cache": 64,
 }
-SMALL = Sizes(**TINY)
+SMALL = PeerSettings(**TINY)
 LENGTH = 192  # past T5's last bucket and Shaw's window
 
 

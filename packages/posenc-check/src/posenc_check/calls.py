@@ -86,7 +86,7 @@ def gradients_of(
 
 
 def gradient_tolerances(subject: Subject, batch: Batch, highest: int) -> dict[str, float]:
-    """How far two equal gradients may be apart, by name, as `Plan.tolerance` says it for outputs."""
+    """How far two equal gradients may be apart, by name, as `TrialPlan.tolerance` says it for outputs."""
     single = replace(subject, dtype=torch.float32 if subject.dtype == torch.float64 else subject.dtype)
     exact, rounded = (gradients_of(one, one.make(), batch)[1] for one in (subject, single))
     sizes = {name: float(g.abs().max()) if g.numel() else 0.0 for name, g in exact.items()}

@@ -18,7 +18,7 @@ from posenc.schemes.entry import Shape
 from posenc_check.calls import attributes_of, one_line
 from posenc_check.captured import EXCHANGED, scores_of
 from posenc_check.subjects import Batch, Bias, Layer, Subject
-from posenc_check.trial import Plan
+from posenc_check.trial import TrialPlan
 
 LIKE_FORMS = 'a scheme of posenc, the name of one such as "t5" or "t5(num_buckets=16)", or a function that gives one'
 
@@ -26,17 +26,17 @@ LIKE_FORMS = 'a scheme of posenc, the name of one such as "t5" or "t5(num_bucket
 # -- which scheme ------------------------------------------------------------------------------------------------------
 
 
-class Sizes(NamedTuple):
+class LayerSizes(NamedTuple):
     """How many heads a subject has, and how wide they are, as far as that is known."""
 
     heads: int | None = None
     head_dim: int | None = None
 
 
-UNKNOWN_SIZES = Sizes()
+UNKNOWN_SIZES = LayerSizes()
 
 
-def scheme_of(subject: Subject, sizes: Sizes = UNKNOWN_SIZES, changed: Mapping[str, Any] = {}) -> Scheme:
+def scheme_of(subject: Subject, sizes: LayerSizes = UNKNOWN_SIZES, changed: Mapping[str, Any] = {}) -> Scheme:
     """The scheme that a subject claims to be, in float64, with newly drawn parameters; ``changed`` options of the
     subject count.
 
@@ -68,26 +68,26 @@ def check_like(subject: Subject) -> None:
     adopt(scheme, subject, made)
 
 
-def sizes_of(subject: Subject, made: Any) -> Sizes:
+def sizes_of(subject: Subject, made: Any) -> LayerSizes:
     """The sizes of a bias, of the scores in a layer, or those that the subject claims."""
     if isinstance(subject, Bias):
         line = torch.arange(2, device=subject.device)[None]
         line = line if subject.axes == 1 else line[..., None].expand(-1, -1, subject.axes)
-        return Sizes(int(subject.bias(made, line, line).size(1)), subject.head_dim)
+        return LayerSizes(int(subject.bias(made, line, line).size(1)), subject.head_dim)
     if isinstance(subject, Layer):
-        plan = Plan(subject)
+        plan = TrialPlan(subject)
         batch = plan.text(1, plan.room(subject.registers + 2))
         return captured_sizes(subject, made, batch)
-    return Sizes(getattr(subject, "heads", None), getattr(subject, "head_dim", None))
+    return LayerSizes(getattr(subject, "heads", None), getattr(subject, "head_dim", None))
 
 
-def captured_sizes(subject: Subject, made: Any, batch: Batch) -> Sizes:
+def captured_sizes(subject: Subject, made: Any, batch: Batch) -> LayerSizes:
     """The number of heads of the first attention whose scores are captured; how wide they are is not known."""
     scores = scores_of(subject, made, batch)
-    return Sizes(scores[0].size(1)) if scores else Sizes()
+    return LayerSizes(scores[0].size(1)) if scores else LayerSizes()
 
 
-def _scheme_by_name(text: str, subject: Subject, sizes: Sizes) -> Scheme:
+def _scheme_by_name(text: str, subject: Subject, sizes: LayerSizes) -> Scheme:
     """The scheme of that name, with the sizes and claims of the subject, and the options in the text."""
     name, _, rest = text.partition("(")
     options = _options(text) if rest else {}
@@ -220,7 +220,7 @@ class Convention:
     places: Callable[[Tensor], Tensor] = lambda coords: coords
 
 
-def conventions_of(subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any]) -> list[Convention]:
+def conventions_of(subject: Subject, made: Any, sizes: LayerSizes, changed: Mapping[str, Any]) -> list[Convention]:
     """The scheme that the subject claims to be, with the subject's parameters; then its other conventions: parameters
     of one shape in another order, other values of options that have few, distances of the opposite sign, and axes in
     another order."""

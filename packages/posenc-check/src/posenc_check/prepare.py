@@ -19,7 +19,7 @@ from posenc_check.outcome import describe_error, near
 from posenc_check.standalone import check_sources
 from posenc_check.state import restored_state
 from posenc_check.subjects import Batch, Model, NotApplicableError, Subject, kind_of
-from posenc_check.trial import Plan, padded
+from posenc_check.trial import TrialPlan, padded
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # those that outputs can be compared in
 
@@ -177,13 +177,13 @@ def _in_working_dtype(subject: Subject) -> tuple[Subject, str]:
 
 
 def _small_batch(subject: Subject) -> Batch:
-    plan = Plan(subject)
+    plan = TrialPlan(subject)
     return plan.text(1, plan.room(5))
 
 
 def _with_padding(subject: Subject) -> Iterator[Batch]:
     """Batches with padding at the beginning or end of a row, so that in causal attention some tokens see nothing."""
-    plan = Plan(subject)
+    plan = TrialPlan(subject)
     tokens = min(5, plan.limit)
     if subject.can("padding") and tokens > 2:
         row = [False, False, *[True] * (tokens - 2)]

@@ -25,7 +25,7 @@ from posenc_check.prepare import prepare_subject, without_warnings
 from posenc_check.shrink import shrink
 from posenc_check.standalone import given, script
 from posenc_check.subjects import Batch, NotApplicableError, Subject
-from posenc_check.trial import LENGTHS, LONGEST, NOTHING_TO_DO, THREADS, Case, Check, Plan, Trial
+from posenc_check.trial import LENGTHS, LONGEST, NOTHING_TO_DO, THREADS, Case, Check, Trial, TrialPlan
 
 PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
 LONGEST_PLAN_CASE = Case(Batch([[0] * 24]))  # the longest batch that a plan itself runs
@@ -183,7 +183,7 @@ def check(
     try:
         with progress:
             for entry in wanted:
-                plan = Plan(subject, tuple(sorted(lengths)), longest, seed)
+                plan = TrialPlan(subject, tuple(sorted(lengths)), longest, seed)
                 progress.advance(0, f"{report.name}: {entry.number}. {entry.name}")
                 report.results.append(_result(entry, plan, report.name, seconds))
                 progress.advance(1, f"{report.name}: {entry.number}. {entry.name}")
@@ -235,7 +235,7 @@ def _whole_numbers(name: str, values: object) -> list[int]:
     return [int(value) for value in values]  # type: ignore[attr-defined]
 
 
-def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
+def _result(entry: Check, plan: TrialPlan, name: str, seconds: float) -> Result:
     begun = time.monotonic()
     trials = []
     for index, trial in enumerate(entry.trials):
@@ -245,7 +245,7 @@ def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
     return Result(entry, tuple(trials), time.monotonic() - begun)
 
 
-def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> TrialResult:
+def _trial(entry: Check, trial: Trial, plan: TrialPlan, name: str, until: float) -> TrialResult:
     done, reasons, again = 0, [], False
     found: list[tuple[Case, Outcome]] = []  # each smaller than the one before it
     watch.record_stage(
@@ -307,14 +307,14 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     return TrialResult(trial.name, NOT_APPLICABLE, 0, why)
 
 
-def _run_case(trial: Trial, plan: Plan, case: Case) -> tuple[Case, Outcome]:
+def _run_case(trial: Trial, plan: TrialPlan, case: Case) -> tuple[Case, Outcome]:
     """The case, with the values that the oracle adds to it, and its outcome."""
     if trial.oracle is not None:
         case = Case(case.batch, {**case.values, **trial.oracle(plan.subject, case.batch, **case.values)})
     return case, outcome_of(trial.function, plan.subject, case.batch, **case.values)
 
 
-def _shrink_finding(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], until: float) -> None:
+def _shrink_finding(trial: Trial, plan: TrialPlan, found: list[tuple[Case, Outcome]], until: float) -> None:
     """Appends smaller and smaller cases that show the same finding."""
     case, first = found[-1]
 
@@ -331,7 +331,7 @@ def _shrink_finding(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]],
     shrink(case.batch, shows, is_finished=lambda: time.monotonic() > until)
 
 
-def _finding(entry: Check, trial: Trial, plan: Plan, name: str, case: Case, found: Outcome) -> Finding:
+def _finding(entry: Check, trial: Trial, plan: TrialPlan, name: str, case: Case, found: Outcome) -> Finding:
     heading = [f"{name}: check {entry.number}, {entry.name}, {trial.name}", entry.rule]
     heading += [f"What to do: {remedy}"] if (remedy := entry.remedy_of(trial)) else []
     with without_warnings():

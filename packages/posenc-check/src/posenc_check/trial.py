@@ -92,7 +92,7 @@ def slug(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrialPlan:
     """How a subject is tried: lengths, dtypes and random numbers. Everything follows from the seed."""
 
     subject: Subject
@@ -268,19 +268,19 @@ class Plan:
         return max(largest(seen[0] - seen[1]), self.effect) > self._run[2]
 
 
-def too_long(plan: Plan) -> str:
+def too_long(plan: TrialPlan) -> str:
     """What to do where no row is longer than the threshold that the subject claims."""
     threshold = plan.subject.threshold or 0
     return f"build it with a lower threshold, or run with `--longest {threshold + 2}`: no row is longer than it"
 
 
-def texts(plan: Plan, **values: Any) -> Iterator[Case]:
+def texts(plan: TrialPlan, **values: Any) -> Iterator[Case]:
     """A text of each length, for trials of these values and a tolerance."""
     for tokens in plan.sizes:
         yield Case(plan.text(1, tokens), {**values, "tolerance": plan.tolerance(tokens)})
 
 
-def padded(plan: Plan, mask: list[list[bool]], explicit: bool) -> Batch:
+def padded(plan: TrialPlan, mask: list[list[bool]], explicit: bool) -> Batch:
     """Rows with padding where ``mask`` is False; ``explicit``: with positions that count the tokens."""
     rows, tokens = len(mask), len(mask[0])
     mask = [[n < plan.subject.registers or real for n, real in enumerate(row)] for row in mask]  # those are no padding
@@ -290,7 +290,7 @@ def padded(plan: Plan, mask: list[list[bool]], explicit: bool) -> Batch:
     return replace(batch, positions=count) if explicit else batch
 
 
-def packed(plan: Plan, *rows: list[int]) -> Batch:
+def packed(plan: TrialPlan, *rows: list[int]) -> Batch:
     """Documents of these lengths end to end in each row, positions counted from 0 in each."""
     batch = plan.text(len(rows), sum(rows[0]))
     positions = [[plan.subject.at(p) for n in row for p in range(n)] for row in rows]
@@ -298,7 +298,7 @@ def packed(plan: Plan, *rows: list[int]) -> Batch:
     return replace(batch, positions=positions, document=document)
 
 
-def two_documents(plan: Plan, tokens: int, rows: int = 2) -> Batch:
+def two_documents(plan: TrialPlan, tokens: int, rows: int = 2) -> Batch:
     """In each row, a document of a third of the tokens, and one of the rest."""
     return packed(plan, *[[tokens // 3, tokens - tokens // 3]] * rows)
 

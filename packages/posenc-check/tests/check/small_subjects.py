@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc_check import Batch, Rotary, Subject
 from posenc_check.outcome import Outcome
 from posenc_check.subjects import require
-from posenc_check.trial import Case, Check, Plan, Trial
+from posenc_check.trial import Case, Check, Trial, TrialPlan
 
 MUTANTS = "tests.check.mutants"  # they import posenc too
 
@@ -78,16 +78,16 @@ def is_slow(subject: Subject, batch: Batch) -> Outcome:
     return Outcome(True, "", "")
 
 
-def _texts(plan: Plan) -> Iterator[Case]:
+def _texts(plan: TrialPlan) -> Iterator[Case]:
     for tokens in (2, 3, 5):
         yield Case(plan.text(2, tokens))
 
 
-def _with_values(plan: Plan) -> Iterator[Case]:
+def _with_values(plan: TrialPlan) -> Iterator[Case]:
     yield Case(plan.line(2, 5, start=90), {"least": 3.0})
 
 
-def _refused(plan: Plan) -> Iterator[Case]:
+def _refused(plan: TrialPlan) -> Iterator[Case]:
     require(False, "it is of <another> kind")
     yield from ()
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from posenc_check import Layer, NotApplicableError, check
 from posenc_check.outcome import numbers_in
-from posenc_check.trial import Plan
+from posenc_check.trial import TrialPlan
 
 
 def grids_told(made: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -40,7 +40,7 @@ def test_the_grid_of_a_row(claims: dict[str, Any], tokens: int, grid: tuple[int,
 
 
 def test_every_row_has_a_grid_and_a_patch() -> None:
-    plan = Plan(told())
+    plan = TrialPlan(told())
     assert plan.sizes == [5, 9, 23]
     assert plan.subject.run(plan.subject.make(), plan.text(2, 5)).shape == (2, 5, 32)
     with pytest.raises(NotApplicableError, match="12 tokens are no grid that it has"):

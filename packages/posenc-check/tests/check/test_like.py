@@ -10,7 +10,7 @@ from torch import nn
 import posenc
 from posenc_check import Bias, Rotary, Subject, check
 from posenc_check.checks.published import between_buckets
-from posenc_check.like import Sizes, adopt, scheme_of
+from posenc_check.like import LayerSizes, adopt, scheme_of
 from posenc_check.run import FINDING, NOT_APPLICABLE, PASSED
 from tests.check.mutants.published import Buckets, add
 from tests.check.small_subjects import rotate
@@ -63,7 +63,9 @@ def test_what_cannot_be_meant_is_named(like: object, said: str) -> None:
 
 def test_a_name_takes_what_the_subject_claims() -> None:
     subject = Rotary(build=nothing, call=rotate, base=500.0, layout="interleaved", head_dim=8, like="rope")
-    assert scheme_of(subject, Sizes(3, 8)).extra_repr() == "8, base=500.0, layout='interleaved', rotary_dim=8, axes=1"
+    assert (
+        scheme_of(subject, LayerSizes(3, 8)).extra_repr() == "8, base=500.0, layout='interleaved', rotary_dim=8, axes=1"
+    )
 
 
 def test_a_function_takes_the_options_it_names() -> None:

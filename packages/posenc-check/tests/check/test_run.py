@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from posenc_check import Bias, Layer, NotApplicableError, Report, Rotary, Subject, check, conformance_tests, run
 from posenc_check.outcome import Outcome
 from posenc_check.subjects import Batch, require
-from posenc_check.trial import Case, Check, Plan, Trial
+from posenc_check.trial import Case, Check, Trial, TrialPlan
 
 
 def build() -> list[int]:
@@ -128,17 +128,17 @@ def never_applies(subject: Subject, batch: Batch) -> Outcome:
     raise NotApplicableError("no such thing here")
 
 
-def _texts(plan: Plan) -> Iterator[Case]:
+def _texts(plan: TrialPlan) -> Iterator[Case]:
     for tokens in (3, 7, 9):
         yield Case(plan.text(2, tokens))
 
 
-def _refuses(plan: Plan) -> Iterator[Case]:
+def _refuses(plan: TrialPlan) -> Iterator[Case]:
     require(False, "it is not of this kind")
     yield from ()
 
 
-def _nothing(plan: Plan) -> Iterator[Case]:
+def _nothing(plan: TrialPlan) -> Iterator[Case]:
     yield from ()
 
 

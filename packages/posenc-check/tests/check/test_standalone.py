@@ -117,7 +117,7 @@ def test_a_script_has_no_other_kind_of_subject_and_no_other_trial() -> None:
     plain = script(WRONG, padding.trials[0], Case(Batch([[1, 2]])), "").partition("# -- the subject")[0]
     for held in ("class Rotary(", "class Subject:", "def near(", f"def {padding.trials[0].function.__name__}("):
         assert held in plain
-    left_out = ("CHECK = ", "Plan", "class Layer(", "class Bias(", "class Attention(", "def what_padding_holds")
+    left_out = ("CHECK = ", "TrialPlan", "class Layer(", "class Bias(", "class Attention(", "def what_padding_holds")
     for left in (*left_out, "def attributes_of"):
         assert left not in plain
 

@@ -104,7 +104,7 @@ def cells(page: str) -> list[dict[tuple[str, str], str]]:
 
 
 @pytest.mark.parametrize("one", TABLES, ids=lambda one: one.name)
-def test_a_table_says_where_it_is_from(one: evidence.Table) -> None:
+def test_a_table_says_where_it_is_from(one: evidence.PublishedTable) -> None:
     assert all((one.title, one.measured, one.shows, one.heads))
     assert all(row.label and (row.schemes or one.name.startswith("study_")) for row in one.rows)  # a schedule is none
     if one.name.startswith("study_"):  # tests/test_study.py

@@ -3,7 +3,7 @@
 from typing import Any
 
 from posenc import Chunk, Positions
-from posenc.distributed.counts import Sizes, Work, count
+from posenc.distributed.counts import MessageSizes, Work, count
 from posenc.distributed.sharding import Needs, mask_of
 from posenc.positions.layout import Order, indices
 
@@ -14,7 +14,7 @@ TEXT = Positions.arange(8)
 
 def work(whole: Positions, world: int, order: Order = "zigzag", *, method: str, window: Any = None) -> Work:
     shards = [whole[index] for index in indices(whole.layout, world, order)]
-    sizes = Sizes(whole.rows, 2, 1, 4, 4, rows=whole.rows)
+    sizes = MessageSizes(whole.rows, 2, 1, 4, 4, rows=whole.rows)
     return count(Needs(shards, *mask_of(True, window)), [len(shard) for shard in shards], sizes, method)
 
 

@@ -15,7 +15,7 @@ from posenc_check.captured import NO_SCORES, captured_in, of_all_tokens, of_one_
 from posenc_check.checks.configuration import REFUSED, it_is_refused, refusals
 from posenc_check.outcome import Outcome, Outcomes, all_finite, near, numbers_in, refused
 from posenc_check.subjects import VOCABULARY, Attention, Batch, Bias, Rotary, Subject, applies, require
-from posenc_check.trial import Case, Check, Plan, Trial, padded, texts, two_documents
+from posenc_check.trial import Case, Check, Trial, TrialPlan, padded, texts, two_documents
 
 
 def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool) -> Outcome:
@@ -262,7 +262,7 @@ SLOPES_REMEDY = (
 LATER_TOKENS_REMEDY = "Hide every key after the query before the softmax, and take no sum or mean over a whole row."
 
 
-def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
+def _ends(plan: TrialPlan, compiled: bool = False) -> Iterator[Case]:
     subject = plan.subject
     require(subject.max_positions, "claim `max_positions=N` where positions have an end")
     require(subject.compiles or not compiled, "claim `compiles=True` to run this")
@@ -284,7 +284,7 @@ def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
         yield Case(plan.text(1, limit + 1), values)
 
 
-def _slopes(plan: Plan) -> Iterator[Case]:
+def _slopes(plan: TrialPlan) -> Iterator[Case]:
     subject = plan.subject
     applies(isinstance(subject, Bias), "a bias alone has slopes")
     assert isinstance(subject, Bias)
@@ -300,7 +300,7 @@ def _slopes(plan: Plan) -> Iterator[Case]:
         yield Case(batch, {"heads": heads})
 
 
-def _causal(plan: Plan) -> Iterator[Case]:
+def _causal(plan: TrialPlan) -> Iterator[Case]:
     require(plan.subject.causal, "claim `causal=True` if no token sees those after it")
     applies(not isinstance(plan.subject, Rotary | Bias), "what is causal around it is of the check itself")
     yield from texts(plan)
@@ -314,7 +314,7 @@ ROWS_REMEDY = "Take the number of rows and of tokens each from its own axis, and
 FAR_POSITION = 4000  # past the lengths that scalings begin at by default
 
 
-def _squares(plan: Plan) -> Iterator[Case]:
+def _squares(plan: TrialPlan) -> Iterator[Case]:
     subject = plan.subject
     for size in sorted({plan.room(5), plan.room(getattr(subject, "heads", 3))}):
         batch = plan.text(size, size)
@@ -325,7 +325,7 @@ def _squares(plan: Plan) -> Iterator[Case]:
         yield Case(batch, {"tolerance": plan.tolerance(8 * size)})
 
 
-def _places(plan: Plan) -> Iterator[Case]:
+def _places(plan: TrialPlan) -> Iterator[Case]:
     """Rows with gaps, each at other tokens; and where there is room, one far away, past a threshold if it has one."""
     plan.require_that_it_can("positions")
     tokens = plan.sizes_above(1)[0] if plan.sizes_above(1) else plan.sizes[0]
@@ -336,7 +336,7 @@ def _places(plan: Plan) -> Iterator[Case]:
             yield Case(batch, {"tolerance": plan.tolerance(start + tokens + 2)})
 
 
-def _lengths(plan: Plan) -> Iterator[Case]:
+def _lengths(plan: TrialPlan) -> Iterator[Case]:
     """Rows with padding on the left, on the right, and none; one past the threshold, if there is one."""
     plan.require_that_it_can("padding")
     applies(not plan.subject.takes("grid"), "call takes a grid, and these are rows of text")
@@ -349,7 +349,7 @@ def _lengths(plan: Plan) -> Iterator[Case]:
             yield Case(padded(plan, mask, plan.subject.can("positions")), {"tolerance": plan.tolerance(tokens)})
 
 
-def _longest(plan: Plan) -> Iterator[Case]:
+def _longest(plan: TrialPlan) -> Iterator[Case]:
     subject, most = plan.subject, plan.subject.max_positions or 0
     require(most, "claim `max_positions=N` if there is an end to positions")
     applies(not subject.takes("grid"), "call takes a grid, and these are rows of text")
@@ -379,7 +379,7 @@ def _window_options(subject: Subject) -> list[str]:
     return sorted(name for name in names if WINDOW_NAMES.search(name))
 
 
-def _tokens(plan: Plan) -> int:
+def _tokens(plan: TrialPlan) -> int:
     """A number of tokens so large that the last does not see the first, through all layers."""
     subject, window = plan.subject, plan.subject.window or 0
     hint = f"; its {' and '.join(names_the_end)} may be one" if (names_the_end := _window_options(subject)) else ""
@@ -392,13 +392,13 @@ def _tokens(plan: Plan) -> int:
     return tokens
 
 
-def _changed(plan: Plan, tokens: int) -> dict[str, Any]:
+def _changed(plan: TrialPlan, tokens: int) -> dict[str, Any]:
     """The tokens to change: sinks, those after them, the last that others see in a window, and the last."""
     sinks = plan.subject.sinks
     return {"changed": sorted({*range(min(sinks, 2)), sinks, sinks + 2, tokens // 2, tokens - 4, tokens - 1})}
 
 
-def _windows(plan: Plan, cached: bool = False) -> Iterator[Case]:
+def _windows(plan: TrialPlan, cached: bool = False) -> Iterator[Case]:
     tokens = _tokens(plan)
     batch = plan.text(2, tokens)
     if not cached:
@@ -413,7 +413,7 @@ SUMS_REMEDY = "Add and mask scores before the softmax, and change no weight afte
 SIDES_REMEDY = "Take the sign of the distance, not its size alone, where before and after are to differ."
 
 
-def _values(plan: Plan) -> Iterator[Case]:
+def _values(plan: TrialPlan) -> Iterator[Case]:
     subject = plan.subject
     require(subject.normalized, "claim `normalized=True` if the weights of a row sum to one")
     applies(not isinstance(subject, Rotary | Bias), "the softmax around it is the check's own")
@@ -429,7 +429,7 @@ def _values(plan: Plan) -> Iterator[Case]:
         yield Case(two_documents(plan, plan.sizes_above(2)[-1]), {"sharper": 1.0})
 
 
-def _layers(plan: Plan) -> Iterator[Case]:
+def _layers(plan: TrialPlan) -> Iterator[Case]:
     subject = plan.subject
     require(subject.normalized, "claim `normalized=True` if the weights of a row sum to one")
     applies(not isinstance(subject, Attention | Rotary | Bias), "attention is given values")
@@ -437,7 +437,7 @@ def _layers(plan: Plan) -> Iterator[Case]:
         yield Case(plan.text(1, tokens))
 
 
-def _sides(plan: Plan) -> Iterator[Case]:
+def _sides(plan: TrialPlan) -> Iterator[Case]:
     subject = plan.subject
     possible = subject.directed is not None
     require(possible, "claim `directed=True` if before and after differ, or `directed=False` if they must not")

@@ -8,7 +8,7 @@ import torch
 
 from posenc_check.outcome import Outcomes, near
 from posenc_check.subjects import Batch, Subject, require
-from posenc_check.trial import Case, Check, Plan, Trial, padded, too_long
+from posenc_check.trial import Case, Check, Trial, TrialPlan, padded, too_long
 
 
 def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
@@ -68,7 +68,7 @@ def _schedules(batch: Batch) -> Iterator[Batch]:
         yield one_by_one(batch, (batch.tokens + 1) // 2)
 
 
-def _text(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
+def _text(plan: TrialPlan, with_positions: bool = False) -> Iterator[Case]:
     plan.require_a_cache()
     if with_positions:
         plan.require_that_it_can("positions")
@@ -81,7 +81,7 @@ def _text(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
             yield Case(chunked, {"tolerance": plan.tolerance(start + tokens + 4)})
 
 
-def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
+def _ragged(plan: TrialPlan, with_positions: bool = False) -> Iterator[Case]:
     """Prompts padded on the left or right, then token by token, or in chunks that cut the padding."""
     plan.require_a_cache()
     plan.require_that_it_can("padding")
@@ -108,7 +108,7 @@ STEPS = 3  # tokens that are generated across the threshold
 AFAR = (0, 1000, 100_000)
 
 
-def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
+def _across(plan: TrialPlan, with_positions: bool = False) -> Iterator[Case]:
     threshold = plan.subject.threshold or 0
     require(threshold, "claim `threshold=N` if it does something else for longer rows")
     plan.require_a_cache()
@@ -125,7 +125,7 @@ def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
         yield Case(one_by_one(batch, max(tokens - STEPS, 1)), {"tolerance": plan.tolerance(length)})
 
 
-def _long(plan: Plan) -> Iterator[Case]:
+def _long(plan: TrialPlan) -> Iterator[Case]:
     limit, threshold = plan.limit, plan.subject.threshold
     require(threshold is None or threshold < limit, too_long(plan))
     for tokens in dict.fromkeys([min((threshold or max(plan.sizes)) + 1, limit), limit]):
@@ -135,7 +135,7 @@ def _long(plan: Plan) -> Iterator[Case]:
             yield Case(plan.text(1, tokens), {"short": short, "tolerance": plan.tolerance()})
 
 
-def _far(plan: Plan) -> Iterator[Case]:
+def _far(plan: TrialPlan) -> Iterator[Case]:
     plan.require_that_it_can("positions")
     tokens = min(SHORT, (plan.limit + 1) // 2)
     for afar in sorted({*AFAR, plan.subject.threshold or 0}):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from posenc_check.calls import arguments_of, one_line, with_call, with_tokens
 from posenc_check.outcome import Outcome, first_failure, near
 from posenc_check.subjects import Batch, NotApplicableError, Subject, require
-from posenc_check.trial import Case, Check, Plan, Trial
+from posenc_check.trial import Case, Check, Trial, TrialPlan
 
 MAX_COMPILATIONS = 2  # compilations: one for the first length, one for all others
 
@@ -126,7 +126,7 @@ MAX_PATCHES = 64  # of the grids that are compiled
 BEGINNING = Batch([[0]])  # of texts, whose lengths are values of a trial
 
 
-def _lengths(plan: Plan, claim: str) -> list[int]:
+def _lengths(plan: TrialPlan, claim: str) -> list[int]:
     require(getattr(plan.subject, claim), f"claim `{claim}=True` to run this")
     lengths = [n for n in LENGTHS if n <= plan.limit] if plan.limit >= LENGTHS[-1] else list(range(2, plan.limit + 1))
     if plan.subject.on_grids:  # a grid with equal sides, or a side of 1, may be compiled separately
@@ -137,13 +137,13 @@ def _lengths(plan: Plan, claim: str) -> list[int]:
     return lengths[-len(LENGTHS) :]
 
 
-def _axes_given(plan: Plan) -> list[int]:
+def _axes_given(plan: TrialPlan) -> list[int]:
     """The number of axes of the positions that call is given, 0 for none; both are tried if positions are optional."""
     subject = plan.subject
     return [0, subject.axes] if subject.takes("positions") and not subject.needs("positions") else [0]
 
 
-def _graphs(plan: Plan, claim: str, every: int = 1) -> Iterator[Case]:
+def _graphs(plan: TrialPlan, claim: str, every: int = 1) -> Iterator[Case]:
     lengths = _lengths(plan, claim)[::every]
     for axes in _axes_given(plan):
         yield Case(BEGINNING, {"lengths": lengths, "axes": axes, "tolerance": plan.tolerance(lengths[-1])})

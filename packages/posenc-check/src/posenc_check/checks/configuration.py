@@ -12,7 +12,7 @@ from torch import Tensor
 from posenc_check.checks.rotations import claimed, fastest, first_axis, matrices, row_of, sides, unit
 from posenc_check.outcome import Outcome, Outcomes, near
 from posenc_check.subjects import REFUSALS, Batch, Rotary, Subject, applies, require
-from posenc_check.trial import AT_0_ALONE, Case, Check, Plan, Trial, too_long
+from posenc_check.trial import AT_0_ALONE, Case, Check, Trial, TrialPlan, too_long
 
 
 def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
@@ -138,7 +138,7 @@ GOLDEN = (1, 2, 17, 100, 1000, 10_000)
 STARTS = (0, 4096, 100_000)  # the effect of an option may show only far away
 
 
-def _golden(plan: Plan) -> Iterator[Case]:
+def _golden(plan: TrialPlan) -> Iterator[Case]:
     subject = plan.subject
     applies(isinstance(subject, Rotary), "a rotation alone has frequencies")
     assert isinstance(subject, Rotary)
@@ -151,7 +151,7 @@ def _golden(plan: Plan) -> Iterator[Case]:
     yield Case(plan.row(at))
 
 
-def _varied(plan: Plan) -> Iterator[Case]:
+def _varied(plan: TrialPlan) -> Iterator[Case]:
     """For each option a row; a long one where positions cannot be given, as the effect may show only late."""
     require(plan.subject.varied, "name in `varied` another value of each option, to run this")
     for name, value in plan.subject.varied.items():
@@ -159,7 +159,7 @@ def _varied(plan: Plan) -> Iterator[Case]:
         yield Case(batch, {"changed": {name: value}, "tolerance": plan.tolerance()})
 
 
-def _counting(plan: Plan) -> Iterator[Case]:
+def _counting(plan: TrialPlan) -> Iterator[Case]:
     subject = plan.subject
     for batch, values in _varied(plan):
         end = (subject.max_positions or max(STARTS) + batch.tokens) - batch.tokens
@@ -173,7 +173,7 @@ def _counting(plan: Plan) -> Iterator[Case]:
         yield Case(batch, {**values, "tolerance": plan.noise})
 
 
-def refusals(plan: Plan, known: bool) -> Iterator[Case]:
+def refusals(plan: TrialPlan, known: bool) -> Iterator[Case]:
     """The options that are claimed to be refused: ``known`` ones with wrong values, or unknown ones."""
     subject = plan.subject
     words = f"name in `refused` {'values' if known else 'unknown options'} that build must refuse, to run this"

@@ -12,7 +12,7 @@ from posenc_check.checks.cache import cached_equals_at_once
 from posenc_check.checks.rotations import first_axis, row_of
 from posenc_check.outcome import Outcome, Outcomes, all_finite, largest, near
 from posenc_check.subjects import Batch, Layer, Subject, applies, must_show, require
-from posenc_check.trial import Case, Check, Plan, Trial
+from posenc_check.trial import Case, Check, Trial, TrialPlan
 
 
 def are_equal(subject: Subject, first: Tensor, second: Tensor) -> bool:
@@ -104,21 +104,21 @@ SMALL = ((2, 3), (3, 2))  # for subjects with fewer than five rows or columns
 STEPS = (1, 37)
 
 
-def _require_axes(plan: Plan) -> None:
+def _require_axes(plan: TrialPlan) -> None:
     several = plan.subject.axes > 1
     require(several, "claim `axes=2`, and let call take `positions` (rows, tokens, 2), if they are of images")
     require(plan.has(max(map(max, SHAPES)) - 1), "let it have more positions: there are too few for the grids")
     plan.require_that_it_can("positions")
 
 
-def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
+def _patches(plan: TrialPlan, shape: tuple[int, int]) -> Batch:
     """One row of patches with coordinates on all axes: two steps along each axis before the last two."""
     sides = [2] * (plan.subject.axes - 2) + list(shape)
     places = [list(p) for p in product(*map(range, sides))]
     return replace(plan.text(1, len(places)), positions=[places])
 
 
-def _rasters(plan: Plan, relative: bool = False) -> Iterator[Case]:
+def _rasters(plan: TrialPlan, relative: bool = False) -> Iterator[Case]:
     """One row of patches behind the registers, if there are any; only the shape of the grid is given."""
     subject = plan.subject
     applies(isinstance(subject, Layer) and (subject.takes("grid") or not relative), "call takes no grid")
@@ -131,13 +131,13 @@ def _rasters(plan: Plan, relative: bool = False) -> Iterator[Case]:
         yield Case(batch, {} if relative else {"tolerance": plan.tolerance(max(height, width))})
 
 
-def _axes(plan: Plan) -> Iterator[Case]:
+def _axes(plan: TrialPlan) -> Iterator[Case]:
     _require_axes(plan)
     for shape in SHAPES:
         yield Case(_patches(plan, shape))
 
 
-def _moves(plan: Plan) -> Iterator[Case]:
+def _moves(plan: TrialPlan) -> Iterator[Case]:
     applies(plan.subject.axes > 1, "positions have one axis")
     _require_axes(plan)
     require(plan.subject.relative, RELATIVE)
@@ -146,7 +146,7 @@ def _moves(plan: Plan) -> Iterator[Case]:
             yield Case(_patches(plan, shape), {"axis": axis, "by": by, "tolerance": plan.tolerance(highest)})
 
 
-def _text(plan: Plan) -> Iterator[Case]:
+def _text(plan: TrialPlan) -> Iterator[Case]:
     _require_axes(plan)
     require(plan.subject.flat is not None, "name in `flat` the options that build the same for one axis, to run this")
     for start in (0, 1000):
@@ -155,7 +155,7 @@ def _text(plan: Plan) -> Iterator[Case]:
             yield Case(batch, {"tolerance": plan.tolerance(start + batch.tokens)})
 
 
-def _after_an_image(plan: Plan) -> Iterator[Case]:
+def _after_an_image(plan: TrialPlan) -> Iterator[Case]:
     """Three tokens of text, an image of 2 x 3, and text that goes on after its longer side; fed so that text, a part of
     the image, or each of its patches comes later. With three axes, also two frames, of which the second comes later."""
     _require_axes(plan)

@@ -13,7 +13,7 @@ from torch.autograd.profiler import profile
 from posenc_check.calls import arguments_of, attributes_of, gradients_of, parameters_of, with_tokens
 from posenc_check.outcome import Outcome
 from posenc_check.subjects import Batch, Bias, Subject, applies, require
-from posenc_check.trial import Case, Check, Plan, Trial
+from posenc_check.trial import Case, Check, Trial, TrialPlan
 
 
 def changes_of(call: Callable[[], object], device: torch.device | str) -> list[int]:
@@ -95,7 +95,7 @@ TOKENS = 2048  # longer than the blocks in which attention is computed
 GROWTH = 2.5  # twice the length: twice the memory where it is linear, four times where it is square
 
 
-def _linear(plan: Plan) -> Iterator[Case]:
+def _linear(plan: TrialPlan) -> Iterator[Case]:
     subject = plan.subject
     require(subject.linear_memory, "claim `linear_memory=True` to run this")
     require(not isinstance(subject, Bias), "claim no `linear_memory`, for a bias is as large as the number of pairs")
@@ -105,7 +105,7 @@ def _linear(plan: Plan) -> Iterator[Case]:
         yield Case(Batch([[0]]), {"tokens": TOKENS, "trained": trained, "growth": GROWTH})
 
 
-def _left(plan: Plan) -> Iterator[Case]:
+def _left(plan: TrialPlan) -> Iterator[Case]:
     yield Case(plan.text(1, plan.sizes[-1]))
 
 

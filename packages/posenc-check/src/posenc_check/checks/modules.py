@@ -12,7 +12,7 @@ import torch
 from posenc_check.calls import one_line, poison, require_module, with_difference_named
 from posenc_check.outcome import Outcome, near
 from posenc_check.subjects import REFUSALS, Batch, NotApplicableError, Subject
-from posenc_check.trial import Case, Check, Plan, Trial, texts
+from posenc_check.trial import Case, Check, Trial, TrialPlan, texts
 
 RESETS = ("reset_parameters", "init_weights", "reset")  # the usual names of the method that initialises parameters
 
@@ -101,18 +101,18 @@ def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
 FAR = 300  # tokens: bfloat16 has all whole numbers up to 256
 
 
-def _copies(plan: Plan, how: str) -> Iterator[Case]:
+def _copies(plan: TrialPlan, how: str) -> Iterator[Case]:
     for used in (False, True):
         yield from texts(plan, how=how, used=used)
 
 
-def _casts(plan: Plan) -> Iterator[Case]:
+def _casts(plan: TrialPlan) -> Iterator[Case]:
     lengths = sorted({*plan.sizes, plan.room(FAR)})
     for tokens, low, used in product(lengths, plan.low_dtypes, (False, True)):
         yield Case(plan.text(1, tokens), {"low": low, "used": used, "tolerance": plan.tolerance(tokens)})
 
 
-def _once(plan: Plan) -> Iterator[Case]:
+def _once(plan: TrialPlan) -> Iterator[Case]:
     yield Case(plan.text(1, plan.room(1)))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from posenc_check.calls import gradient_tolerances, gradients_of, parameters_of, weighted, with_leaves
 from posenc_check.outcome import Outcome, Outcomes, near
 from posenc_check.subjects import Batch, Subject, applies, must_show, require
-from posenc_check.trial import Case, Check, Plan, Trial, padded, two_documents
+from posenc_check.trial import Case, Check, Trial, TrialPlan, padded, two_documents
 
 STEPS = (1.0, 0.125, 8.0)  # a kink of the function within one step does not affect all of them
 
@@ -96,7 +96,7 @@ def made_as(subject: Subject, made: Any, other: Mapping[str, Any]) -> Any:
 SIZES = (1, 127, 128, 129, 1025)  # around the sizes of blocks
 
 
-def _others(plan: Plan) -> list[Mapping[str, Any]]:
+def _others(plan: TrialPlan) -> list[Mapping[str, Any]]:
     """The options of the backends that are not the subject's own."""
     subject = plan.subject
     require(subject.backends, "name in `backends` the options that must change nothing, to run this")
@@ -106,7 +106,7 @@ def _others(plan: Plan) -> list[Mapping[str, Any]]:
     return others
 
 
-def _batches(plan: Plan) -> Iterator[Batch]:
+def _batches(plan: TrialPlan) -> Iterator[Batch]:
     """Texts around the sizes of blocks; and at one size padded, packed, moved, and with fewer queries than keys."""
     subject, some = plan.subject, plan.room(SIZES[3])
     for tokens in sorted({*(plan.room(n) for n in SIZES if n <= plan.limit), some}):
@@ -123,14 +123,14 @@ def _batches(plan: Plan) -> Iterator[Batch]:
                 yield plan.line(2, tokens, tokens, 1)
 
 
-def _cases(plan: Plan, gradients: bool = False) -> Iterator[Case]:
+def _cases(plan: TrialPlan, gradients: bool = False) -> Iterator[Case]:
     for batch, other in product(_batches(plan), _others(plan)):
         highest = 2 * batch.tokens
         near = {"highest": highest} if gradients else {"tolerance": plan.tolerance(highest)}
         yield Case(batch, {"other": dict(other), **near})
 
 
-def _small(plan: Plan, tokens: int) -> Iterator[Case]:
+def _small(plan: TrialPlan, tokens: int) -> Iterator[Case]:
     """A few tokens, with every backend."""
     for other in ({}, *plan.subject.backends):
         yield Case(plan.text(1, min(tokens, plan.limit)), {"other": dict(other)})

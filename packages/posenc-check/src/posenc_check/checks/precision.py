@@ -23,7 +23,7 @@ from posenc_check.checks.rotations import (
 )
 from posenc_check.outcome import Outcome, Outcomes, largest, near
 from posenc_check.subjects import Batch, Bias, Rotary, Subject, applies, must_show, require
-from posenc_check.trial import AT_0_ALONE, FAR, Case, Check, Plan, Trial
+from posenc_check.trial import AT_0_ALONE, FAR, Case, Check, Trial, TrialPlan
 
 EARLY, LATE = 64, 257  # rows of a text before anything is lost, and from where bfloat16 has lost the odd ones
 
@@ -185,14 +185,14 @@ AT = (0, 255, 256, 257, 2047, 2049, 65535, FAR - 1)  # bfloat16 holds every inte
 END = 2**16  # how far outputs are followed: phases in float32 move them by a thirtieth of all there is of position
 
 
-def _outputs_in(plan: Plan) -> Iterator[dict[str, Any]]:
+def _outputs_in(plan: TrialPlan) -> Iterator[dict[str, Any]]:
     """A low dtype and autocast, each by itself."""
     for values in plan.precisions():
         if values["autocast"] is None or values["dtype"] == torch.float32:
             yield {**values, "effect": None if isinstance(plan.subject, Bias) else plan.effect}
 
 
-def _of_rotations(plan: Plan) -> Iterator[Case]:
+def _of_rotations(plan: TrialPlan) -> Iterator[Case]:
     applies(isinstance(plan.subject, Rotary), "a rotation alone has angles")
     end = plan.reach
     require(end > 1, AT_0_ALONE)
@@ -201,7 +201,7 @@ def _of_rotations(plan: Plan) -> Iterator[Case]:
         yield Case(plan.row(at), values)
 
 
-def _far(plan: Plan) -> Iterator[Case]:
+def _far(plan: TrialPlan) -> Iterator[Case]:
     applies(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
     plan.require_that_it_can("positions")
     tokens, end = plan.sizes[-1], min(plan.reach, END)
@@ -213,7 +213,7 @@ def _far(plan: Plan) -> Iterator[Case]:
                 yield Case(plan.line(1, tokens, start), values)
 
 
-def _late(plan: Plan) -> Iterator[Case]:
+def _late(plan: TrialPlan) -> Iterator[Case]:
     applies(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
     applies(not plan.subject.can("positions"), "call takes positions, so that far ones can be given")
     applies(plan.limit >= 300, f"rows end at {plan.limit}, where low precision holds most positions")
@@ -232,7 +232,7 @@ def _windows(end: int) -> list[int]:
     return sorted(chosen)
 
 
-def _distinct_of_rotations(plan: Plan) -> Iterator[Case]:
+def _distinct_of_rotations(plan: TrialPlan) -> Iterator[Case]:
     applies(isinstance(plan.subject, Rotary), "a rotation alone can be seen by itself")
     end = min(plan.subject.distinct_to or FAR, plan.reach)
     require(end > 1, AT_0_ALONE)
@@ -240,12 +240,12 @@ def _distinct_of_rotations(plan: Plan) -> Iterator[Case]:
         yield Case(plan.row(_windows(end)), values)
 
 
-def _claimed(plan: Plan) -> int:
+def _claimed(plan: TrialPlan) -> int:
     require(plan.subject.distinct_to, "claim `distinct_to=N`, up to where no two neighbours look the same")
     return min(plan.subject.distinct_to or 0, plan.reach)
 
 
-def _of_biases(plan: Plan) -> Iterator[Case]:
+def _of_biases(plan: TrialPlan) -> Iterator[Case]:
     applies(isinstance(plan.subject, Bias), "a bias alone has distances")
     end = _claimed(plan)
     applies(plan.subject.axes == 1, "distances on several axes are no line")
@@ -253,7 +253,7 @@ def _of_biases(plan: Plan) -> Iterator[Case]:
         yield Case(plan.row(_windows(end)), values)
 
 
-def _of_outputs(plan: Plan) -> Iterator[Case]:
+def _of_outputs(plan: TrialPlan) -> Iterator[Case]:
     own = isinstance(plan.subject, Bias | Rotary)
     applies(not own, "it is compared by itself, not by what it does to outputs")
     end = _claimed(plan)

@@ -19,7 +19,7 @@ from posenc_check.captured import (
     sums_in,
 )
 from posenc_check.checks.rotations import fastest
-from posenc_check.like import UNKNOWN_SIZES, Convention, Sizes, captured_sizes, conventions_of, sizes_of
+from posenc_check.like import UNKNOWN_SIZES, Convention, LayerSizes, captured_sizes, conventions_of, sizes_of
 from posenc_check.outcome import Outcome, Outcomes, largest, near
 from posenc_check.subjects import (
     Attention,
@@ -33,7 +33,7 @@ from posenc_check.subjects import (
     query_and_key_tokens,
     require,
 )
-from posenc_check.trial import Case, Check, Plan, Trial
+from posenc_check.trial import Case, Check, Trial, TrialPlan
 
 FLOAT32_EPS = 2.0**-23  # of float32, in which phases and logarithms are usual
 
@@ -170,12 +170,12 @@ FAR_POSITIONS = (0, 1, 3, 8, 20, 46, 90, 127, 128, 300, 511, 512, 513, 1000, 102
 GRIDS = ((3, 5), (5, 3), (1, 7), (7, 9))
 
 
-def _require(plan: Plan, *kinds: type) -> None:
+def _require(plan: TrialPlan, *kinds: type) -> None:
     require(plan.subject.like is not None, "claim `like`, the scheme of posenc that it is said to be")
     applies(isinstance(plan.subject, kinds), "other things are compared of its kind")
 
 
-def _position_rows(plan: Plan, long: int) -> Iterator[Batch]:
+def _position_rows(plan: TrialPlan, long: int) -> Iterator[Batch]:
     """Rows at awkward places, as far as there are so many positions; by the index where none can be told."""
     subject = plan.subject
     if subject.axes > 1:
@@ -201,13 +201,13 @@ def _position_rows(plan: Plan, long: int) -> Iterator[Batch]:
         yield plan.line(1, 7, start=1000)
 
 
-def _scores(plan: Plan) -> Iterator[Case]:
+def _scores(plan: TrialPlan) -> Iterator[Case]:
     _require(plan, Rotary, Bias)
     for batch in _position_rows(plan, NEAR_DISTANCES):
         yield Case(batch)
 
 
-def _other_options(plan: Plan) -> Iterator[Case]:
+def _other_options(plan: TrialPlan) -> Iterator[Case]:
     """Short rows of what each of the options that are claimed to count builds."""
     _require(plan, Rotary, Bias)
     function = callable(plan.subject.like) and not hasattr(plan.subject.like, "parameters")
@@ -218,21 +218,21 @@ def _other_options(plan: Plan) -> Iterator[Case]:
             yield Case(batch, {"changed": {name: value}})
 
 
-def _outputs(plan: Plan) -> Iterator[Case]:
+def _outputs(plan: TrialPlan) -> Iterator[Case]:
     _require(plan, Attention)
     for batch in _position_rows(plan, NEAR_DISTANCES):
         highest = int(plan.subject.places(batch).max())
         yield Case(batch, {"tolerance": plan.tolerance(highest)})
 
 
-def _added_vectors(plan: Plan) -> Iterator[Case]:
+def _added_vectors(plan: TrialPlan) -> Iterator[Case]:
     _require(plan, Layer)
     for batch in _rows(plan, 40):
         ids = [[5] * batch.tokens, [11] * batch.tokens]
         yield Case(replace(batch, ids=ids, positions=batch.positions and batch.positions * 2))
 
 
-def _rows(plan: Plan, tokens: int) -> Iterator[Batch]:
+def _rows(plan: TrialPlan, tokens: int) -> Iterator[Batch]:
     """A row of that many tokens at least, or a grid."""
     subject = plan.subject
     if subject.takes("grid"):
@@ -250,7 +250,7 @@ def _rows(plan: Plan, tokens: int) -> Iterator[Batch]:
             yield plan.row(places)
 
 
-def _captured_scores(plan: Plan) -> Iterator[Case]:
+def _captured_scores(plan: TrialPlan) -> Iterator[Case]:
     _require(plan, Layer)
     threshold = plan.subject.threshold  # on both sides of it
     around = [plan.text(1, n) for n in ((threshold, threshold + 1) if threshold else ()) if n <= plan.limit]
@@ -275,7 +275,7 @@ def positions_of(subject: Subject, batch: Batch, tokens: Sequence[int], conventi
 
 
 def over_conventions(
-    evaluate: Callable[[Convention], Tensor], subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any]
+    evaluate: Callable[[Convention], Tensor], subject: Subject, made: Any, sizes: LayerSizes, changed: Mapping[str, Any]
 ) -> OracleValues:
     """What the scheme gives, and what its other conventions give, by name, where that differs."""
     usual, *more = conventions_of(subject, made, sizes, changed)
@@ -352,7 +352,7 @@ def scheme_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {
     def evaluate(convention: Convention) -> Tensor:
         return scores(subject, batch, convention, query[:, :, rows], key[:, :, columns], rows, columns)
 
-    return over_conventions(evaluate, subject, made, Sizes(query.size(1), subject.head_dim), changed)
+    return over_conventions(evaluate, subject, made, LayerSizes(query.size(1), subject.head_dim), changed)
 
 
 def scheme_outputs(subject: Subject, batch: Batch, **_: Any) -> OracleValues:
@@ -375,7 +375,7 @@ def scheme_outputs(subject: Subject, batch: Batch, **_: Any) -> OracleValues:
         assert isinstance(out, Tensor)
         return out.detach().transpose(1, 2)
 
-    return over_conventions(evaluate, subject, subject.make(), Sizes(subject.heads, subject.head_dim), {})
+    return over_conventions(evaluate, subject, subject.make(), LayerSizes(subject.heads, subject.head_dim), {})
 
 
 def scheme_vectors(subject: Subject, batch: Batch, **_: Any) -> OracleValues:

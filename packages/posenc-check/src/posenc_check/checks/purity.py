@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from posenc_check.calls import attributes_of, gradient_tolerances, gradients_of, one_line, with_call, with_tokens
 from posenc_check.outcome import Outcome, Outcomes, first_failure, near
 from posenc_check.subjects import REFUSALS, Batch, Bias, NotApplicableError, Rotary, Subject, applies
-from posenc_check.trial import Case, Check, Plan, Trial
+from posenc_check.trial import Case, Check, Trial, TrialPlan
 
 BETWEEN = ("the same", "shorter", "longer", "others", "bfloat16", "autocast", "inference mode")
 
@@ -151,21 +151,21 @@ def equal(a: Any, b: Any) -> bool:
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 
-def _texts(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
+def _texts(plan: TrialPlan, with_positions: bool = False) -> Iterator[Case]:
     for tokens in plan.sizes:
         yield Case(plan.text(2, tokens))
         if with_positions and plan.subject.can("positions"):
             yield Case(plan.line(2, tokens))
 
 
-def _between(plan: Plan, which: str) -> Iterator[Case]:
+def _between(plan: TrialPlan, which: str) -> Iterator[Case]:
     # bfloat16 represents positions up to 256 exactly: only past those can it spoil a table that later calls use.
     for tokens in [*plan.sizes, *([plan.room(300)] if which == "bfloat16" and plan.limit >= 300 else [])]:
         tolerance = 0.0 if which == "the same" else plan.tolerance(2 * tokens + 9)
         yield Case(plan.text(1, tokens), {"between": which, "limit": plan.limit, "tolerance": tolerance})
 
 
-def _trained(plan: Plan) -> Iterator[Case]:
+def _trained(plan: TrialPlan) -> Iterator[Case]:
     # Lengths that no other check begins with: global tables kept by length would exist already.
     for tokens in sorted({plan.room(5), plan.room(11)}):
         yield Case(plan.text(1, tokens), {"highest": tokens})

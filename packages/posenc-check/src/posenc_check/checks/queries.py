@@ -8,7 +8,7 @@ import torch
 
 from posenc_check.outcome import Outcome, Outcomes, near
 from posenc_check.subjects import Batch, Subject, applies
-from posenc_check.trial import Case, Check, Plan, Trial
+from posenc_check.trial import Case, Check, Trial, TrialPlan
 
 
 def queries_equal_rows(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
@@ -63,7 +63,7 @@ def query_shards_equal_rows(subject: Subject, batch: Batch, ranks: int, order: s
 AFAR = 50  # how far from the rest some of the keys are
 
 
-def _last(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
+def _last(plan: TrialPlan, with_positions: bool = False) -> Iterator[Case]:
     plan.require_that_it_can("queries")
     if with_positions:
         plan.require_that_it_can("positions")
@@ -77,7 +77,7 @@ def _last(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
                 yield Case(last, {"tolerance": plan.tolerance(start + tokens + 2)})
 
 
-def _any(plan: Plan) -> Iterator[Case]:
+def _any(plan: TrialPlan) -> Iterator[Case]:
     plan.require_any_queries()
     for tokens in plan.sizes_above(1):
         for count in sorted({1, (tokens + 1) // 2, tokens}):
@@ -91,7 +91,7 @@ def _any(plan: Plan) -> Iterator[Case]:
                 yield Case(replace(batch, positions=positions, queries=queries), {"tolerance": tolerance})
 
 
-def _cases(plan: Plan) -> Iterator[Case]:
+def _cases(plan: TrialPlan) -> Iterator[Case]:
     plan.require_that_it_can("positions", *(["order"] if plan.subject.causal else []))
     for tokens in plan.sizes_above(1):
         step = 3 if plan.has(tokens + 3) else 0  # rows begin at different positions
@@ -102,7 +102,7 @@ def _cases(plan: Plan) -> Iterator[Case]:
             yield Case(batch, {"seed": seed, "tolerance": plan.tolerance(tokens + step)})
 
 
-def _shards(plan: Plan, lse: bool = False, order: str = "contiguous") -> Iterator[Case]:
+def _shards(plan: TrialPlan, lse: bool = False, order: str = "contiguous") -> Iterator[Case]:
     if lse:
         plan.require_that_it_can("lse")
     if order == "zigzag" or not plan.subject.takes("offset"):  # a run of tokens has a first one

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from posenc_check.outcome import Outcomes, near
 from posenc_check.subjects import REFUSALS, Batch, NotApplicableError, Rotary, Subject, applies, require
-from posenc_check.trial import AT_0_ALONE, Case, Check, Plan, Trial
+from posenc_check.trial import AT_0_ALONE, Case, Check, Trial, TrialPlan
 
 
 def row_of(batch: Batch) -> list[Any]:
@@ -232,7 +232,7 @@ UNCLAIMED = {
 }
 
 
-def _cases(plan: Plan, claims: tuple[str, ...] = ()) -> Iterator[Case]:
+def _cases(plan: TrialPlan, claims: tuple[str, ...] = ()) -> Iterator[Case]:
     applies(isinstance(plan.subject, Rotary), "a rotation alone has pairs of channels")
     at = [p for p in AT if p < plan.reach]
     require(at, AT_0_ALONE)
@@ -241,13 +241,13 @@ def _cases(plan: Plan, claims: tuple[str, ...] = ()) -> Iterator[Case]:
     yield Case(plan.row(at))
 
 
-def _one_on(plan: Plan) -> Iterator[Case]:
+def _one_on(plan: TrialPlan) -> Iterator[Case]:
     for _ in _cases(plan, ("layout", "direction")):
         require(plan.has(1), AT_0_ALONE)
         yield Case(plan.row([1]))
 
 
-def _of_the_rest(plan: Plan) -> Iterator[Case]:
+def _of_the_rest(plan: TrialPlan) -> Iterator[Case]:
     for case in _cases(plan):
         rotary, head_dim = (getattr(plan.subject, name) for name in ("rotary_dim", "head_dim"))
         require((rotary or head_dim) < head_dim, "claim a `rotary_dim` where fewer channels are rotated")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc_check.outcome import Outcome, Outcomes, near
 from posenc_check.subjects import PADDING, VOCABULARY, Batch, Bias, Model, Subject, applies, must_show, require
-from posenc_check.trial import Case, Check, Plan, Trial, packed, padded
+from posenc_check.trial import Case, Check, Trial, TrialPlan, packed, padded
 
 
 def padding_changes_nothing(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
@@ -81,7 +81,7 @@ def _masks(tokens: int, inside: bool) -> list[list[list[bool]]]:
     return [*([row, whole] for row in rows), [*rows, whole]]
 
 
-def _cases(plan: Plan, explicit: bool = False, inside: bool = False) -> Iterator[Case]:
+def _cases(plan: TrialPlan, explicit: bool = False, inside: bool = False) -> Iterator[Case]:
     plan.require_that_it_can("padding")
     if explicit:
         plan.require_that_it_can("positions")
@@ -99,7 +99,7 @@ def _cases(plan: Plan, explicit: bool = False, inside: bool = False) -> Iterator
             yield Case(padded(plan, mask, explicit), {"tolerance": plan.tolerance(tokens)})
 
 
-def _contents(plan: Plan) -> Iterator[Case]:
+def _contents(plan: TrialPlan) -> Iterator[Case]:
     plan.require_that_it_can("padding")
     applies(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
     for tokens in plan.sizes_above(2):
@@ -107,7 +107,7 @@ def _contents(plan: Plan) -> Iterator[Case]:
             yield Case(padded(plan, mask, plan.subject.can("positions")))
 
 
-def _rows(plan: Plan) -> Iterator[Batch]:
+def _rows(plan: TrialPlan) -> Iterator[Batch]:
     """Two rows of three documents, with lengths in opposite order; then the same with padding at the end of a row."""
     plan.require_that_it_can("document")
     for tokens in plan.sizes_above(2):
@@ -119,13 +119,13 @@ def _rows(plan: Plan) -> Iterator[Batch]:
             yield replace(batch, document=[first, [PADDING if d == second[-1] else d for d in second]])
 
 
-def _with_positions(plan: Plan) -> Iterator[Case]:
+def _with_positions(plan: TrialPlan) -> Iterator[Case]:
     plan.require_that_it_can("positions")
     for batch in _rows(plan):
         yield Case(batch, {"tolerance": plan.tolerance(batch.tokens)})
 
 
-def _by_documents(plan: Plan) -> Iterator[Case]:
+def _by_documents(plan: TrialPlan) -> Iterator[Case]:
     plan.require_that_it_can("document")
     applies(not plan.subject.can("positions"), "call takes positions")
     applies(not plan.subject.takes("grid"), "documents in one grid do not stand where they do alone")
@@ -136,7 +136,7 @@ def _by_documents(plan: Plan) -> Iterator[Case]:
         yield Case(replace(batch, positions=None), {"tolerance": plan.tolerance(batch.tokens)})
 
 
-def _leaks(plan: Plan, gradients: bool = False) -> Iterator[Case]:
+def _leaks(plan: TrialPlan, gradients: bool = False) -> Iterator[Case]:
     applies(not (gradients and isinstance(plan.subject, Model)), "tokens are ids, which have no derivative")
     applies(not isinstance(plan.subject, Bias), "a bias is given no tokens, so it can let none through")
     for batch in _rows(plan):

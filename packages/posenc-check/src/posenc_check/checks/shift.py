@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from posenc_check.outcome import Outcome, near
 from posenc_check.subjects import Batch, Bias, Rotary, Subject, applies, must_show, require
-from posenc_check.trial import Case, Check, Plan, Trial
+from posenc_check.trial import Case, Check, Trial, TrialPlan
 
 GROWS = 16  # how much faster than the amount a rounding of phases may grow, by chance
 
@@ -87,7 +87,7 @@ SHIFTS = (1, 1000, 100_000)
 AWAY = (1, 7, 300, 100_000)
 
 
-def _require(plan: Plan, claim: str) -> None:
+def _require(plan: TrialPlan, claim: str) -> None:
     subject, other = plan.subject, "absolute" if claim == "relative" else "relative"
     what = "changes nothing" if claim == "relative" else "changes outputs"
     require(subject.relative is not None, f"claim `relative={claim == 'relative'}` if moving all positions {what}")
@@ -95,7 +95,7 @@ def _require(plan: Plan, claim: str) -> None:
     require(subject.can("positions") or subject.takes("offset"), plan.lacks("positions"))
 
 
-def _relative(plan: Plan) -> Iterator[Case]:
+def _relative(plan: TrialPlan) -> Iterator[Case]:
     _require(plan, "relative")
     for by in SHIFTS:
         for tokens in plan.sizes:
@@ -103,7 +103,7 @@ def _relative(plan: Plan) -> Iterator[Case]:
                 yield Case(plan.line(2, tokens), {"by": by, "tolerance": plan.tolerance(highest)})
 
 
-def _some(plan: Plan) -> Iterator[Case]:
+def _some(plan: TrialPlan) -> Iterator[Case]:
     subject = plan.subject
     require(subject.can("positions"), plan.lacks("positions"))
     applies(not subject.order_free, "it claims to be `order_free`")
@@ -123,7 +123,7 @@ def _beyond(amounts: tuple[int, ...], subject: Subject) -> list[int]:
     return sorted({*amounts, 2 * (subject.threshold or 0) or amounts[0]})
 
 
-def _absolute(plan: Plan) -> Iterator[Case]:
+def _absolute(plan: TrialPlan) -> Iterator[Case]:
     _require(plan, "absolute")
     subject = plan.subject
     for tokens in plan.sizes_above(1):

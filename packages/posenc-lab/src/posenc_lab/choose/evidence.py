@@ -32,7 +32,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class PublishedTable:
     """A published measurement of schemes, or one of posenc's own.
 
     ``measured`` says what was measured, ``shows`` what may be concluded, ``heads`` are the column headers. Published
@@ -68,10 +68,12 @@ class Table:
         return f"{words}; {self.too_few}, too few for a verdict" if self.too_few else words
 
 
-def tables() -> tuple[Table, ...]:
+def tables() -> tuple[PublishedTable, ...]:
     """The records of ``evidence.json``, and those of ``study.json``, which ``python -m study.pages`` writes."""
     records = (each for name in ("evidence", "study") for each in packaged(__package__, f"{name}.json")["records"])
-    return tuple(Table(**{**r, "heads": tuple(r["heads"]), "rows": tuple(map(_row, r["rows"]))}) for r in records)
+    return tuple(
+        PublishedTable(**{**r, "heads": tuple(r["heads"]), "rows": tuple(map(_row, r["rows"]))}) for r in records
+    )
 
 
 def _row(row: Mapping[str, Any]) -> Row:

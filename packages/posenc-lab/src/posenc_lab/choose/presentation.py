@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from posenc_lab.choose.evidence import STRENGTHS, Statement, Table, claims, described, statements, tables
+from posenc_lab.choose.evidence import STRENGTHS, PublishedTable, Statement, claims, described, statements, tables
 from posenc_lab.choose.questions import Answer, Question
 
 WIDTH = 100
@@ -14,7 +14,7 @@ UNTESTED = "No published claim about this was tested here with several seeds."
 NO_TABLE = "No published or measured figures."
 
 
-def tables_of(answer: Answer) -> list[Table]:
+def tables_of(answer: Answer) -> list[PublishedTable]:
     """The tables of an answer."""
     named = {table.name: table for table in tables()}
     return [named[name] for name in answer.evidence]
@@ -89,7 +89,7 @@ def as_cases(left: Sequence[Answer], given: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _table(table: Table) -> str:
+def _table(table: PublishedTable) -> str:
     rows = [("", *table.heads), *((row.label, *row.figures) for row in table.rows)]
     lines = [
         _wrapped(f"{table.title} ({table.where}; {STRENGTHS[table.strength]})", 2),

@@ -18,7 +18,7 @@ from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
 from posenc.schemes.entry import GIVEN, Entry, Law, Shape
-from posenc_lab.choose.evidence import Table, tables
+from posenc_lab.choose.evidence import PublishedTable, tables
 from posenc_lab.explore import data
 from posenc_lab.explore.mathml import mathml
 from posenc_lab.laws.laws import QUESTIONS
@@ -221,7 +221,7 @@ def _axes(takes: str) -> tuple[int, ...]:
 # --- evidence -------------------------------------------------------------------------------------------------------
 
 
-def evidence() -> tuple[Table, ...]:
+def evidence() -> tuple[PublishedTable, ...]:
     """The tables of `posenc_lab.choose`. ValueError for one that names an unknown scheme."""
     known = {entry.name for entry in CATALOG}
     found = tables()

@@ -159,7 +159,7 @@ class Recorded(_Given):
     text: str
 
 
-class Table(_Given):
+class TableQuery(_Given):
     """A request for the vectors that a scheme adds at positions, with optional segments."""
 
     scheme: Named
@@ -257,7 +257,7 @@ def attention(given: Attention) -> dict[str, Any]:
     return {"logits": _answer(logits[0]), "out": _answer(out[0])}
 
 
-def table(given: Table) -> dict[str, Any]:
+def table(given: TableQuery) -> dict[str, Any]:
     """The vectors that a scheme adds, (positions, dim)."""
     scheme = build(given.scheme)
     if "add" not in scheme.doors or "dim" not in given.scheme.options:
@@ -330,7 +330,7 @@ def application(content: Mapping[str, Any]) -> FastAPI:
         return answered(lambda: attention(given))
 
     @app.post("/api/table")
-    def _table(given: Table) -> Any:
+    def _table(given: TableQuery) -> Any:
         return answered(lambda: table(given))
 
     @app.post("/api/numbers")

@@ -18,7 +18,7 @@ from posenc.backends.bands import merge, sink_of
 from posenc.backends.request import POSITIONS_REQUIRED_BY
 from posenc.compat import uncompiled
 from posenc.distributed.cache import ShardedCache
-from posenc.distributed.counts import METHODS, Method, Sizes, Work, count, groups, refusals
+from posenc.distributed.counts import METHODS, MessageSizes, Method, Work, count, groups, refusals
 from posenc.distributed.ring import Part, Ring, attend_in_ring, parts
 from posenc.distributed.sharding import Needs, Sharding, Shards, check_local, mask_of, transposed
 from posenc.encoding.context import NOTHING, Projected, cumulative_sums
@@ -376,7 +376,7 @@ def explain(
     batch, num_heads, _, head_dim = query.shape
     of_keys = key.size(1), head_dim, value.size(-1), key.element_size()
     rows = max(shard.rows for shard in sharding.shards)
-    sizes = Sizes(batch, num_heads, *of_keys, rows, trains=torch.is_grad_enabled())
+    sizes = MessageSizes(batch, num_heads, *of_keys, rows, trains=torch.is_grad_enabled())
     refused = refusals(step.pairs(call.layer, sharding.positions), sharding, key.size(1), dropout_p)
     works = {}
     for method, attributes in groups(sharding, refused).items():

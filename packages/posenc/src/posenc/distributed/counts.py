@@ -42,7 +42,7 @@ def groups(sharding: Sharding, refused: Mapping[str, str] | None = None) -> dict
 
 
 @dataclass(frozen=True)
-class Sizes:
+class MessageSizes:
     """The sizes of one call of attention, on all processes together. ``rows`` is the number of rows of positions: 1
     where all rows of the batch share them. ``trains``: a backward pass follows."""
 
@@ -85,7 +85,7 @@ class Work:
         )
 
 
-def count(needs: Needs, counts: Sequence[int], sizes: Sizes, method: str) -> Work:
+def count(needs: Needs, counts: Sequence[int], sizes: MessageSizes, method: str) -> Work:
     """The work of a method for processes that have these numbers of tokens.
 
     ``needs`` are those of each process, or, where groups of processes of consecutive ranks exchange tokens for heads,
@@ -101,14 +101,14 @@ def count(needs: Needs, counts: Sequence[int], sizes: Sizes, method: str) -> Wor
     return Work(rows, sent, back if sizes.trains else (0,) * len(back), held)
 
 
-def _gathered(needs: Needs, counts: Sequence[int], sizes: Sizes, rank: int) -> tuple[int, int, int, int]:
+def _gathered(needs: Needs, counts: Sequence[int], sizes: MessageSizes, rank: int) -> tuple[int, int, int, int]:
     world, most, number = len(counts), max(counts), sizes.batch * sizes.kv_heads * sizes.width  # of a token
     scores = sum(needs.pairs(rank, other) for other in range(world)) * sizes.heads
     back = (sum(counts) - counts[rank]) * number * sizes.of_gradients
     return scores, (world - 1) * most * number * sizes.itemsize, back, world * most * number * sizes.itemsize
 
 
-def _in_ring(needs: Needs, counts: Sequence[int], sizes: Sizes, rank: int) -> tuple[int, int, int, int]:
+def _in_ring(needs: Needs, counts: Sequence[int], sizes: MessageSizes, rank: int) -> tuple[int, int, int, int]:
     groups, lanes = len(needs), len(counts) // len(needs)
     group, lane = divmod(rank, lanes)
     of_keys = len(torch.arange(sizes.kv_heads).tensor_split(lanes)[lane])
