@@ -9,9 +9,9 @@ to it; every combination of values leads to exactly one answer. Of the tables an
 ``rests_on`` names those that speak for it; the strongest of these gives the strength of the recommendation, one of
 `posenc_lab.choose.evidence.STRENGTHS`.
 
-``evidence.json`` has tables of published figures and posenc's own, `posenc_lab.choose.evidence.PublishedTable`, and statements
-without figures, `posenc_lab.choose.evidence.Statement`. ``study.json`` has tables of the study, written from its
-records.
+``evidence.json`` has tables of published figures and posenc's own, `posenc_lab.choose.evidence.PublishedTable`, and
+statements without figures, `posenc_lab.choose.evidence.Statement`. ``study.json`` has tables of the study, written
+from its records.
 
 ``claims.json`` has published claims that are tested here with several seeds. A claim has
 
