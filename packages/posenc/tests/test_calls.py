@@ -509,7 +509,7 @@ def test_an_encoding_is_said_in_a_line_and_gives_its_angles() -> None:
 # --- what was done already --------------------------------------------------------------------------------------------
 
 
-TURNED = r"^{} was rotated already, and attention would rotate it again: pass rotated queries and keys with scheme.pai"
+ROTATED = r"^{} was rotated already, and attention would rotate it again: pass rotated queries and keys with scheme.pai"
 
 
 @pytest.mark.parametrize("bound", [False, True])
@@ -527,7 +527,7 @@ def test_what_was_turned_by_hand_is_not_turned_again(scheme: Scheme, bound: bool
             lambda q=q, k=k: attention(q, k, value, again, is_causal=True),
             lambda q=q, k=k: posenc.logits(q, k, again),
         ):
-            with pytest.raises(ValueError, match=TURNED.format(name)):
+            with pytest.raises(ValueError, match=ROTATED.format(name)):
                 call()
     out = attention(turned, kept, value, scheme.pairs(positions), is_causal=True)
     torch.testing.assert_close(out, attention(query, key, value, scheme, is_causal=True), rtol=1e-4, atol=1e-5)

@@ -255,6 +255,37 @@ def test_a_scheme_of_a_user_is_bound_in_each_call() -> None:
     assert not torch.equal(attend(layer, scheme), attend(layer, scheme))
 
 
+def in_a_cycle() -> nn.Module:
+    inner = nn.Linear(1, HEADS)
+    inner.parent = nn.Module()
+    inner.parent.child = inner
+    return nn.Sequential(inner)
+
+
+class Network(Scheme):
+    """A bias of the distance by any module."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def score(self, query_positions: Positions, key_positions: Positions, context: Any = None) -> tuple[Bias, ...]:
+        def bias(r: Tensor) -> Tensor:
+            return self.network(r.reshape(-1, 1).float()).T.reshape(HEADS, *r.shape)  # type: ignore[no-any-return]
+
+        return (Bias(bias, Distance("Network")),)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: torch.jit.trace(nn.Linear(1, HEADS), torch.ones(2, 1)), in_a_cycle], ids=["traced", "in a cycle"]
+)
+def test_a_module_that_cannot_be_copied_is_read_in_each_call(make: Callable[[], nn.Module]) -> None:
+    scheme, layer = Network(make()), drawn()
+    positions = Positions.arange(TOKENS)
+    by_hand = Encoding(positions, positions, score_terms=scheme.score(positions, positions))
+    same(attend(layer, scheme), attend(layer, by_hand))  # type: ignore[arg-type]
+
+
 # --- copies, shapes and errors ----------------------------------------------------------------------------------------
 
 

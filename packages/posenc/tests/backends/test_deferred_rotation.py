@@ -114,7 +114,7 @@ def added_to_keys() -> Scheme:
     return user_schemes.TermScheme(lambda w: (AddedVector("Folded", key=w),), w=torch.randn(1, 1, TOKENS, HEAD_DIM))
 
 
-TURNED_FIRST = {
+ROTATED_FIRST = {
     "frequencies that are learned": lambda: LeRoPE(HEAD_DIM),
     "learned for each head": lambda: MixedRoPE(HEAD_DIM, KV_HEADS),
     "a query that meets vectors": lambda: RoPE(HEAD_DIM) + Shaw(HEAD_DIM, 5),
@@ -129,12 +129,12 @@ TURNED_FIRST = {
 
 def check_turned_first(name: str) -> None:
     places = along_axes(2) if name == "learned for each head" else same(Positions.arange(TOKENS))
-    it = case_of(Convention(TURNED_FIRST[name], lambda: places))
+    it = case_of(Convention(ROTATED_FIRST[name], lambda: places))
     found, truth = (with_gradients(it, it.attend(way, return_lse=True)) for way in ("native", "reference"))
     check_close(found, truth, it)
 
 
-@pytest.mark.parametrize("name", TURNED_FIRST)
+@pytest.mark.parametrize("name", ROTATED_FIRST)
 def test_these_are_turned_before_the_kernel(name: str, left: list[bool]) -> None:
     check_turned_first(name)
     assert left == [False]

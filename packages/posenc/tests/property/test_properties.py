@@ -287,8 +287,8 @@ def test_in_other_precisions_a_backend_is_off_by_what_rounding_costs(
 # --- (2) where relative schemes are, and (3) in which order tokens lie, does not matter -------------------------------
 
 ABSOLUTE = {"interpolated"} | {entry.name for entry in CATALOG if "relative" not in entry.laws}  # of distances
-TURNED_AND_MET = {"re_rope leaky+shaw"}  # a query meets a vector of the distance as it is turned
-RELATIVE = [name for name in ATTENDING if not ABSOLUTE & {*name.split("+")} and name not in TURNED_AND_MET]
+ROTATED_AND_MET = {"re_rope leaky+shaw"}  # a query meets a vector of the distance as it is turned
+RELATIVE = [name for name in ATTENDING if not ABSOLUTE & {*name.split("+")} and name not in ROTATED_AND_MET]
 BY = st.integers(-40, 40) | st.sampled_from([2**20, 2**31, -(2**31), 2**52])
 
 

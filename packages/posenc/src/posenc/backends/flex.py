@@ -458,7 +458,7 @@ def _padded(call: Call, queries: int, keys: int) -> Call:
         query_positions=_stretched(call.query_positions.expand(call.query.size(0)), queries),
         key_positions=_stretched(call.key_positions.expand(call.key.size(0)), keys),
         attn_mask=mask,
-        score_terms=tuple(_padded_piece(score_term, more_queries, more_keys) for score_term in call.score_terms),
+        score_terms=tuple(_padded_tensors(score_term, more_queries, more_keys) for score_term in call.score_terms),
         query_features={name: _more(x, more_queries) for name, x in call.query_features.items()},
         key_features={name: _more(x, more_keys) for name, x in call.key_features.items()},
     )
@@ -469,7 +469,7 @@ def _more(x: Tensor, tokens: int) -> Tensor:
     return F.pad(x, (0, 0) * (x.dim() - 3) + (0, tokens)).contiguous()
 
 
-def _padded_piece(score_term: ScoreTerm, queries: int, keys: int) -> ScoreTerm:
+def _padded_tensors(score_term: ScoreTerm, queries: int, keys: int) -> ScoreTerm:
     more = {"query": queries, "key": keys}
     return score_term.mapped(lambda side, x: x if x.size(2) == 1 else _more(x, more[side]))
 

@@ -239,7 +239,7 @@ def _kept(request: Request, scheme: object) -> Encoding | None:
         latest.encodings.clear()  # only the latest is kept
         at = cached(cache.texts, ends, key.device, plain)
         positions = at.query_positions, at.key_positions
-        with live():
+        with live(is_apart=True):
             made = of_scheme(scheme, *positions, dtype)  # first, since its errors are of all parts
             if latest.may_stay is None:
                 learned = [part for part in bare_parts(scheme) if any(True for _ in part.parameters())]
@@ -280,7 +280,7 @@ def _is_constant(x: object) -> bool:
 
 def _is_lazy(encoding: Encoding) -> bool:
     """Whether its terms read parameters in each call, so that it has no tensors but these."""
-    of_pieces = tuple(score_term.tensors for score_term in encoding.score_terms)
+    of_score_terms = tuple(score_term.tensors for score_term in encoding.score_terms)
     terms = (*encoding.rotations, *encoding.score_terms, *encoding.values)
-    tensors = (*tensors_of((encoding.tables, encoding.rotations, of_pieces)), *closed_over(terms))
+    tensors = (*tensors_of((encoding.tables, encoding.rotations, of_score_terms)), *closed_over(terms))
     return all(type(x) is nn.Parameter for x in tensors)

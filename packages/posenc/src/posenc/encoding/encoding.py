@@ -368,9 +368,9 @@ class Encoding:
 
     def _tensors(self) -> list[Tensor]:
         """The tensors of its rotations and terms, and those that their functions close over."""
-        of_pieces = tuple(score_term.tensors for score_term in self.score_terms)
+        of_score_terms = tuple(score_term.tensors for score_term in self.score_terms)
         return [
-            *tensors_of((self.rotations, of_pieces)),
+            *tensors_of((self.rotations, of_score_terms)),
             *closed_over((*self.rotations, *self.score_terms, *self.values)),
         ]
 

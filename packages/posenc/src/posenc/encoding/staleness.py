@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -121,25 +121,27 @@ class Made(NamedTuple):
 
 MadeWith: TypeAlias = tuple[Made, ...]
 M = TypeVar("M", bound=nn.Module)
-_LIVE = ContextVar("_LIVE", default=False)
-"""Whether this thread is in a context of `live`."""
+Binding: TypeAlias = Literal["by value", "live", "apart"]
+_BINDING: ContextVar[Binding] = ContextVar("_BINDING", default="by value")
+"""How this thread binds schemes: see `live`."""
 
 
 @contextmanager
-def live() -> Iterator[None]:
-    """A context in which the terms of new encodings read the parameters themselves, and do not refer to their scheme:
-    for encodings of one call, and for a caller that binds anew when something else has changed."""
-    before = _LIVE.set(True)
+def live(is_apart: bool = False) -> Iterator[None]:
+    """A context in which the terms of new encodings read the parameters themselves: for encodings of one call, and for
+    a caller that binds anew when something else has changed. ``is_apart``: they do not refer to their scheme, but to a
+    copy that shares its tensors, so that whoever keeps an encoding keeps no scheme."""
+    before = _BINDING.set("apart" if is_apart else "live")
     try:
         yield
     finally:
-        _LIVE.reset(before)
+        _BINDING.reset(before)
 
 
 def by_value(module: M, device: torch.device, is_read: bool) -> tuple[M, MadeWith]:
     """A copy of the module that has its parameters, buffers and tensors by value, and what was copied of the first two.
-    Gradients reach the parameters through the copies. The module itself where nothing reads it later, ``is_read``:
-    tables of vectors that are added are large.
+    Gradients reach the parameters through the copies. The module itself where nothing reads it later, ``is_read``
+    (tables of vectors that are added are large), where it has no tensors, and in a context of `live`.
 
     So an encoding never changes, whatever writes to a parameter: ``.data`` and NumPy count no version. Only the buffers
     of modules inside it are shared while they train, since batch norm and spectral norm write to theirs. In a compiled
@@ -155,11 +157,9 @@ def by_value(module: M, device: torch.device, is_read: bool) -> tuple[M, MadeWit
                 f"{type(module).__name__} must be on {device} like the positions, got parameters on {p.device}: move "
                 "the scheme with the model, and make positions with device= or positions.to(device)"
             )
-    if not is_read:
-        return module, made_with(held)
-    if _LIVE.get():
+    if is_read and _BINDING.get() == "apart":
         return _copied(module, {x: x for x in _tensors(module)}), made_with(held)
-    if not any(True for _ in _tensors(module)):
+    if not is_read or _BINDING.get() == "live" or not any(True for _ in _tensors(module)):
         return module, made_with(held)
     copies: dict[Tensor, Tensor] = {}
     # A copy made without autograd would train nothing.
