@@ -276,6 +276,7 @@ class Network(Scheme):
         return (Bias(bias, Distance("Network")),)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.* is deprecated")
 @pytest.mark.parametrize(
     "make", [lambda: torch.jit.trace(nn.Linear(1, HEADS), torch.ones(2, 1)), in_a_cycle], ids=["traced", "in a cycle"]
 )
