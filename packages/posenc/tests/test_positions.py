@@ -1,5 +1,6 @@
 """Positions: what constructors and methods give, what may be seen, and what is known without reading the values."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import PositionError, Positions
-from posenc.positions.positions import PADDING
+from posenc.positions.positions import PADDING, agree
 from posenc.positions.tiles import Visibility, same_run, table_index, visible
 
 LAW = settings(deadline=None, derandomize=True, max_examples=60)
@@ -124,6 +125,62 @@ def positions_of_rows(draw: st.DrawFn, rows: int) -> Positions:
         elif change == "expand":
             made = made.expand(rows)
     return made
+
+
+NUMBERED = torch.tensor([[1, 1, 1, 2, 2, 0], [0, 1, 0, 1, 3, 3]])  # documents of two rows
+TEXT, PICTURE = Positions.multimodal([2, (1, 1, 2), 1]), Positions.multimodal([(1, 2, 2), 1])
+PACKED = Positions.cat([TEXT, PICTURE[4:].shift(-2), PICTURE, TEXT], documents="new")  # one has a single token
+DATA: dict[str, tuple[Callable[[], Positions], list[Any], list[list[int]]]] = {
+    "documents in a mask": (
+        lambda: Positions.padded(NUMBERED),
+        [[0, 1, 2, 0, 1, 0], [0, 0, 0, 1, 0, 1]],
+        [[0, 0, 0, 1, 1, -1], [-1, 0, -1, 0, 2, 2]],
+    ),
+    "ids and documents in a mask": (
+        lambda: Positions.from_ids(torch.tensor([[0, 1, 2, 0, 1, 9], [7, 4, 7, 5, 0, 1]]), NUMBERED),
+        [[0, 1, 2, 0, 1, 9], [7, 4, 7, 5, 0, 1]],
+        [[0, 0, 0, 1, 1, -1], [-1, 0, -1, 0, 1, 1]],
+    ),
+    "packed ids and documents in a mask": (
+        lambda: Positions.from_ids(torch.tensor([[0, 1, 2, 3, 4, 0]]), NUMBERED[:1], packed=True),
+        [[0, 1, 2, 3, 4, 0]],
+        [[0, 0, 0, 1, 1, -1]],
+    ),
+    "packed ids of three axes": (
+        lambda: Positions.from_ids(PACKED.coords, packed=True),
+        PACKED.coords.tolist(),
+        PACKED.document.tolist(),
+    ),
+    "ids with the axis first": (
+        lambda: Positions.from_ids(
+            PACKED.coords.movedim(-1, 0), torch.ones(1, len(PACKED), dtype=torch.bool), packed=True
+        ),
+        PACKED.coords.tolist(),
+        PACKED.document.tolist(),
+    ),
+    "one token of two rows": (
+        lambda: Positions.from_ids(torch.tensor([[[4], [9]], [[5], [9]], [[6], [9]]])),
+        [[[4, 5, 6]], [[9, 9, 9]]],
+        [[0], [0]],
+    ),
+    "what varlen functions take": (
+        lambda: Positions.packed(cu_seqlens=torch.tensor([0, 2, 3], dtype=torch.int32), max_seqlen=2),
+        [[0, 1, 0]],
+        [[0, 0, 1]],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DATA)
+def test_data_as_loaders_hand_it_over(case: str) -> None:
+    make, coords, document = DATA[case]
+    positions = make()
+    assert positions.coords.tolist() == coords
+    assert positions.document.tolist() == document
+    for row in range(positions.rows):
+        seen = positions.document[row] != PADDING
+        assert positions.order[row][seen].diff().eq(1).all()  # it continues over documents
+    assert agree(positions.layout, positions.coords, positions.order, positions.document)
 
 
 def rebuilt(positions: Positions) -> Positions:

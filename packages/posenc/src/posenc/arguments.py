@@ -198,8 +198,9 @@ def missing_axis(name: str, x: Any) -> str:
     if getattr(x, "ndim", 0) != 3:
         return ""
     return (
-        f"; if that is (batch, tokens, head_dim), of one head, pass {name}.unsqueeze(1), and if it is (heads, tokens, "
-        f"head_dim), pass {name}.unsqueeze(0)"
+        f"; if that is (batch, tokens, head_dim), of one head, pass {name}.unsqueeze(1), if it is (heads, tokens, "
+        f"head_dim), pass {name}.unsqueeze(0), and if it is (tokens, heads, head_dim), of documents that cu_seqlens "
+        f"divides, pass {name}.transpose(0, 1).unsqueeze(0) with Positions.packed(cu_seqlens=...)"
     )
 
 

@@ -359,7 +359,8 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"query": torch.complex(Q, Q)}, f"query {NO_TENSOR}torch.complex64 (2, 6, 5, 4)"),
     (
         {"query": Q[0]},
-        f"query {NO_TENSOR}torch.float32 (6, 5, 4); … pass query.unsqueeze(1), … pass query.unsqueeze(0)",
+        f"query {NO_TENSOR}torch.float32 (6, 5, 4); … pass query.unsqueeze(1), … pass query.unsqueeze(0), … "
+        "(tokens, heads, head_dim), … pass query.transpose(0, 1).unsqueeze(0) with Positions.packed(cu_seqlens=...)",
     ),
     ({"key": K[None]}, f"key {NO_TENSOR}torch.float32 (1, 2, 3, 7, 4)"),
     ({"value": V.int()}, f"value {NO_TENSOR}torch.int32 (2, 3, 7, 8)"),
@@ -632,6 +633,11 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Positions.arange(5, start=2**63 - 3), f"start {WITHIN}{2**63 + 2}"),
         Row(lambda: Positions.arange(5, start=-(2**63) - 1), f"start {WITHIN}{-(2**63) - 1}"),
         Row(lambda: Positions.multimodal([5], start=2**63 - 3), f"start {WITHIN}{2**63 + 2}"),
+        Row(
+            lambda: Positions.multimodal([(2, 1, 1, 0.5)]),
+            "tokens_per_second must be a finite number above 0, got None",
+        ),
+        Row(lambda: Positions.multimodal([(2, 1, 1, 0)], tokens_per_second=2), "seconds must be …above 0, got 0"),
         Row(lambda: LINE.shift(2**63 - 3), f"offset {WITHIN}{2**63 + 1}"),
         Row(lambda: LINE.scale(2**62), f"factor {WITHIN}{2**64}"),
         Row(lambda: Positions.arange(1, start=2**63 - 3).following(3), f"n {WITHIN}{2**63}"),
@@ -650,6 +656,10 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(
             lambda: Positions.packed(cu_seqlens=[1, 3]), "cu_seqlens must be whole numbers that begin at 0 and …[1, 3]…"
         ),
+        Row(
+            lambda: Positions.packed(cu_seqlens=[0, 3, 5], max_seqlen=2),
+            "max_seqlen must be a whole number of at least 3, got 2",
+        ),
         Row(lambda: Positions.packed([1], device=[1]), "device must be one that torch knows, got [1]"),
         Row(lambda: Positions.packed([-1]), "lengths must …, got …-1…"),
         Row(lambda: Positions.packed([1.5]), "lengths must be …whole number…, got …1.5…"),
@@ -663,7 +673,15 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Positions.padded(SEEN[0]), f"{MASK}, got torch.bool (7,)"),
         Row(lambda: Positions.padded([[True]]), f"{MASK}, got …[[True]]"),
         Row(lambda: Positions.padded(SEEN.numpy()), f"{MASK}, got ndarray …"),
-        Row(lambda: Positions.padded(LINE.coords), "mask must be bool or contain only 0 and 1, got 2"),
+        Row(
+            lambda: Positions.padded(LINE.coords),
+            "mask must be bool, … 0 and 1, or number …, got 4; for position ids …",
+        ),
+        Row(
+            lambda: Positions.padded(torch.tensor([[1, 2, 2, 1]])),
+            "mask must be …, or number the documents …, got 1; …",
+        ),
+        Row(lambda: Positions.padded(-LINE.coords), "mask must be bool or contain only 0 and 1, got -1"),
     ],
     "Positions.from_ids": [
         Row(lambda: Positions.from_ids([[0]]), "ids must be an int64 tensor (rows, tokens[, axes]), got …[[0]]"),
@@ -671,7 +689,11 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         *flags(Positions.from_ids, {"ids": LINE.coords}, "packed"),
         Row(lambda: Positions.from_ids(LINE.coords, SEEN[:, :5]), "mask must be (1, 5) like ids, got (5, 5)"),
         Row(lambda: Positions.from_ids(LINE.coords, X), f"{MASK}, got torch.float32 (2, 5, 8)"),
-        Row(lambda: Positions.from_ids(GRID.coords, packed=True), "ids must be (rows, tokens) with packed=True…"),
+        Row(lambda: Positions.from_ids(GRID.coords, packed=True), "ids must be (rows, tokens[, 3]) with packed=True…"),
+        Row(
+            lambda: Positions.from_ids(torch.zeros(3, 5, 2, dtype=torch.int64)),
+            "ids of shape (3, 5, 2) may be (rows, tokens, axes) or (axes, rows, tokens): pass ids.movedim(0, -1) for …",
+        ),
         Row(
             lambda: Positions.from_ids(LINE.coords % 3),
             "ids must increase along each row, got some that decrease or repeat…mask=, 1 = token, if that is padding…",

@@ -1,5 +1,7 @@
 """M-RoPE is RoPE on text, and the released models' on images; positions of both follow its rule, in decoding too."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -57,6 +59,19 @@ def test_on_images_it_is_transformers(form: str) -> None:
     # Theirs has angles in float32; a channel is off by sqrt(2) times what each of its pair is.
     bound = 2**0.5 * of_angles(torch.float32, positions.coords.max().item(), query)
     torch.testing.assert_close(found, expected, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize(("seconds", "frames"), [(0.5, 5), (0.7, 13), (1.1, 30), (0.04, 40)])
+def test_videos_by_seconds_are_transformers(seconds: float, frames: int) -> None:
+    pytest.importorskip("transformers")
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+
+    make: Any = Qwen2_5_VLModel.get_vision_position_ids
+    expected = make(None, 7, torch.tensor([frames, 3, 2]), time_interval=2 * seconds)
+    found = Positions.multimodal([7, (frames, 3, 2, seconds), 2], tokens_per_second=2)
+    assert torch.equal(found.coords[0, 7:-2], expected.mT)
+    assert found.coords[0, -2].tolist() == [int(found.coords[0, :-2].max()) + 1] * 3
+    Positions(found.coords).with_layout(found.layout)  # and it agrees
 
 
 # --- positions -------------------------------------------------------------------------------------------------------

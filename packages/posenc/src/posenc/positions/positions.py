@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_flag, check_type, shown, whole
+from posenc.arguments import check_flag, check_type, number, shown, whole
 from posenc.positions import validation
 from posenc.positions.layout import OF_SHARD, Layout, Order, Span, document_of_chunk, join, overlap, part_of, read
 from posenc.positions.layout import PADDING as PADDING
@@ -20,10 +20,10 @@ from posenc.positions.validation import (
     check_cast,
     check_held,
     described,
+    documents_of,
     extent_of,
     is_readable,
     lengths_of_documents,
-    token_mask,
 )
 
 
@@ -60,19 +60,27 @@ def _lines(sizes: tuple[int, ...], start: int, origin: tuple[int, ...]) -> Itera
         yield Span(t, t + width, 0, t, coords=corner, steps=steps)
 
 
-def multimodal(parts: Any, start: int, device: Any) -> tuple[Tensor, Layout]:
+def multimodal(parts: Any, start: int, tokens_per_second: Any, device: Any) -> tuple[Tensor, Layout]:
     """Coordinates (1, tokens, 3) and layout of `Positions.multimodal`."""
     if not isinstance(parts, Sequence) or isinstance(parts, str):
         raise ValueError(f"parts must be a sequence of ints and (frames, height, width), got {parts!r}")
     coords, tokens, at = [torch.empty(0, 3, dtype=torch.int64, device=device)], 0, start
     spans: list[Span] = []
     for part in parts:
-        is_image = isinstance(part, Sequence) and not isinstance(part, str) and len(part) == 3
-        sizes = [whole("parts", n, least=0) for n in (part if is_image else (part,))]
+        is_image = isinstance(part, Sequence) and not isinstance(part, str) and len(part) in (3, 4)
+        sizes = [whole("parts", n, least=0) for n in (part[:3] if is_image else (part,))]
         if is_image:
             height, width = sizes[1:]
             made = grid_coords(height, width, sizes[0], None, 0, device)[0]
-            spans += _lines(tuple(sizes), tokens, (at, at, at))
+            lines = _lines(tuple(sizes), tokens, (at, at, at))
+            if len(part) == 4:
+                pace = number("seconds", part[3], above=0) * number("tokens_per_second", tokens_per_second, above=0)
+                # In float32, as the models do, whose whole times depend on the rounding.
+                times = (torch.arange(sizes[0], dtype=torch.float32) * pace).long()
+                made[:, 0] = times.to(made.device).repeat_interleave(height * width)
+                starts, sizes[0] = (at + times).tolist(), int(times[-1:].sum()) + 1
+                lines = (replace(s, coords=(starts[n // height], at + n % height, at)) for n, s in enumerate(lines))
+            spans += lines
         else:
             made = torch.arange(sizes[0], device=device)[:, None].expand(-1, 3)
             spans += [Span(tokens, tokens + sizes[0], 0, tokens, coords=(at,) * 3, steps=(1,) * 3)] * (sizes[0] > 0)
@@ -82,9 +90,12 @@ def multimodal(parts: Any, start: int, device: Any) -> tuple[Tensor, Layout]:
     return torch.cat(coords)[None], Layout(tokens, (tuple(spans),), (start, at - 1) if tokens else None)
 
 
-def packed(lengths: Any, cu_seqlens: Any, device: Any) -> tuple[Tensor, Tensor, Tensor, Layout]:
+def packed(lengths: Any, cu_seqlens: Any, max_seqlen: Any, device: Any) -> tuple[Tensor, Tensor, Tensor, Layout]:
     """Coordinates, order, document and layout of `Positions.packed`."""
     rows = lengths_of_documents(lengths, cu_seqlens)
+    longest = max((n for row in rows for n in row), default=0)
+    if max_seqlen is not None:
+        whole("max_seqlen", max_seqlen, least=longest)
     given = lengths if cu_seqlens is None else cu_seqlens
     device = given.device if device is None and isinstance(given, Tensor) else device
     tokens = max((sum(row) for row in rows), default=0)
@@ -102,7 +113,6 @@ def packed(lengths: Any, cu_seqlens: Any, device: Any) -> tuple[Tensor, Tensor, 
     document = tensor([[d for d, n in enumerate(row) for _ in range(n)] for row in rows], PADDING)
     layouts = tuple(spans(row) for row in rows) or ((),)
     layouts = layouts[:1] if all(row == layouts[0] for row in layouts) else layouts
-    longest = max((n for row in rows for n in row), default=0)
     return coords, order, document, Layout(tokens, layouts, (0, max(longest - 1, 0)))
 
 
@@ -111,24 +121,45 @@ def counted(is_token: Tensor) -> Tensor:
     return (is_token.long().cumsum(1) - 1).masked_fill(~is_token, 0)
 
 
-def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor]:
-    """Order and document of `Positions.from_ids`."""
+def begins(document: Tensor) -> Tensor:
+    """Whether a token is the first of its document, where documents are numbered in the order of the tokens."""
+    highest = document.cummax(1).values
+    return highest > torch.nn.functional.pad(highest, (1, 0), value=PADDING)[:, :-1]
+
+
+def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Coordinates, order and document of `Positions.from_ids`."""
     if not isinstance(ids, Tensor) or ids.dim() not in (2, 3) or ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"ids must be an int64 tensor (rows, tokens[, axes]), got {described(ids)}")
     check_flag("packed", packed)
-    is_token = torch.ones(ids.shape[:2], dtype=torch.bool, device=ids.device)
+    shape = mask.shape if isinstance(mask, Tensor) else None
+    if ids.dim() == 3 and ids.size(0) == 3 and ids.size(2) != 3 and (shape is None or shape == ids.shape[1:]):
+        if ids.size(2) == 2 and (shape is None or shape == ids.shape[:2]):
+            raise ValueError(
+                f"ids of shape {tuple(ids.shape)} may be (rows, tokens, axes) or (axes, rows, tokens): pass "
+                "ids.movedim(0, -1) for the latter, and Positions(ids) for the former"
+            )
+        ids = ids.movedim(0, -1)
+    document = torch.zeros(ids.shape[:2], dtype=torch.int64, device=ids.device)
     if mask is not None:
-        mask = token_mask("mask", mask)
-        if mask.shape != is_token.shape:
-            raise ValueError(f"mask must be {tuple(is_token.shape)} like ids, got {tuple(mask.shape)}")
-        is_token = mask
-    if packed and ids.dim() == 3:
-        raise ValueError(f"ids must be (rows, tokens) with packed=True, got {tuple(ids.shape)}")
+        if shape is not None and shape != ids.shape[:2] and mask.dim() == 2:
+            raise ValueError(f"mask must be {tuple(ids.shape[:2])} like ids, got {tuple(mask.shape)}")
+        document = documents_of("mask", mask)
+    is_token = document != PADDING
     restarts, order = torch.zeros_like(is_token), counted(is_token)
-    if ids.dim() == 2 and ids.size(1):
-        lowest = torch.iinfo(ids.dtype).min
-        before = ids if packed else torch.where(is_token, ids, lowest).cummax(1).values
-        restarts[:, 1:] = is_token[:, 1:] & is_token[:, :-1] & (ids[:, 1:] <= before[:, :-1])
+    both = is_token[:, 1:] & is_token[:, :-1]
+    if ids.dim() == 3 and packed:
+        if ids.size(2) != 3:
+            raise ValueError(f"ids must be (rows, tokens[, 3]) with packed=True, got {tuple(ids.shape)}")
+        # Time stays within an image and increases from one part to the next.
+        repeats = (ids[:, 1:] == ids[:, :-1]).all(-1)
+        restarts[:, 1:] = both & ((ids[:, 1:, 0] < ids[:, :-1, 0]) | repeats)
+    if ids.dim() == 2 and ids.numel():
+        lowest = torch.iinfo(torch.int64).min
+        # Higher in each document than in the one before.
+        higher = ids.long() + document.clamp(min=0) * (ids.amax() - ids.amin() + 1)
+        before = higher if packed else torch.where(is_token, higher, lowest).cummax(1).values
+        restarts[:, 1:] = both & (higher[:, 1:] <= before[:, :-1])
         if not packed:  # new tokens beside a cache come after its tokens
             first = ids.gather(1, is_token.long().argmax(1, keepdim=True)).long()
             order = (order + first).masked_fill(~is_token, 0)
@@ -138,9 +169,10 @@ def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor]:
             "padding, or packed=True for packed documents; otherwise use Positions(coords, order=..., document=...)"
             f"{_inverted(ids, is_token)}"
         )
-    if packed and is_readable(ids) and ids.numel():
+    if packed and is_readable(ids) and ids.numel() and ids.dim() == 2:
         _check_packed(ids, is_token)
-    return order, restarts.long().cumsum(1).masked_fill(~is_token, PADDING)
+    numbers = (restarts | begins(document)).long().cumsum(1) - 1
+    return ids.long(), order, numbers.masked_fill(~is_token, PADDING)
 
 
 def _inverted(ids: Tensor, is_token: Tensor) -> str:
@@ -408,14 +440,21 @@ class Positions:
 
     @classmethod
     def multimodal(
-        cls, parts: Sequence[int | tuple[int, int, int]], start: int = 0, *, device: torch.device | str | None = None
+        cls,
+        parts: Sequence[int | tuple[int, int, int] | tuple[int, int, int, float]],
+        start: int = 0,
+        *,
+        tokens_per_second: float | None = None,
+        device: torch.device | str | None = None,
     ) -> Positions:
         """One row of text with images or videos in it, coordinates (time, row, column), as M-RoPE defines them.
 
         An int n is n tokens of text: their three coordinates are equal and increase by one per token. (frames, height,
         width) is a video, or an image of one frame: its patches, frame by frame, are counted along each axis from its
         start. The next part starts at the highest coordinate so far plus one, on every axis; `following` continues this
-        way.
+        way. (frames, height, width, seconds) is a video with so many seconds from one frame of patches to the next,
+        such as its temporal patch size divided by its frames per second: frame n is at time floor(n seconds
+        ``tokens_per_second``), as in Qwen2.5-VL.
 
         >>> Positions.multimodal([2, (1, 2, 2), 1]).coords[0].tolist()
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [2, 3, 2], [2, 3, 3], [4, 4, 4]]
@@ -425,7 +464,7 @@ class Positions:
         larger of height and width, so its coordinates can overlap those of a longer video.
         """
         validation.check_whole(start=start)
-        coords, layout = multimodal(parts, start, validation.device_of(device))
+        coords, layout = multimodal(parts, start, tokens_per_second, validation.device_of(device))
         return cls(coords) if torch.compiler.is_compiling() else cls(coords)._of(layout)
 
     @classmethod
@@ -434,50 +473,57 @@ class Positions:
         lengths: Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "*rows documents"] | None = None,
         *,
         cu_seqlens: Sequence[int] | Int[Tensor, " ends"] | None = None,
+        max_seqlen: int | None = None,
         device: torch.device | str | None = None,
     ) -> Positions:
         """Packed documents: coordinates restart in each, order continues, and documents do not attend to one another.
 
         ``lengths`` are the document lengths of one row, or one sequence per row; shorter rows are padded on the right.
-        ``cu_seqlens`` are their cumulative sums from 0, as for FlashAttention, of one row. A tensor of either is read,
-        which synchronizes a GPU, and its device is the default.
+        ``cu_seqlens`` are their cumulative sums from 0, as for FlashAttention, of one row, and ``max_seqlen`` a bound
+        of their lengths, which is checked. A tensor of either is read, which synchronizes a GPU, and its device is the
+        default.
 
         >>> packed = Positions.packed([2, 3])  # or Positions.packed(cu_seqlens=[0, 2, 5])
         >>> packed.coords.tolist(), packed.document.tolist()
         ([[0, 1, 0, 1, 2]], [[0, 0, 1, 1, 1]])
         """
-        coords, order, document, layout = packed(lengths, cu_seqlens, validation.device_of(device))
+        coords, order, document, layout = packed(lengths, cu_seqlens, max_seqlen, validation.device_of(device))
         return cls(coords, order=order, document=document)._of(layout)
 
     @classmethod
     def padded(cls, mask: Bool[Tensor, "rows tokens"] | Int[Tensor, "rows tokens"]) -> Positions:
-        """Rows of text with padding anywhere (left, right, inside): ``mask`` is True, or 1, where there is a token.
+        """Rows of text with padding anywhere (left, right, inside): ``mask`` is True, or 1, where there is a token, or
+        numbers the documents of each row: 1 1 1 2 2 0, with 0 for padding.
 
-        Coordinates and order count the tokens of each row and skip the padding.
+        Coordinates count the tokens of each document, order those of each row. Both skip the padding.
 
         >>> Positions.padded(torch.tensor([[False, True, True]])).coords
         tensor([[0, 0, 1]])
         """
-        mask = validation.token_mask("mask", mask)
-        count = counted(mask)
-        positions = cls(count, order=count, document=torch.where(mask, 0, PADDING))
-        return positions._of(Layout(len(positions), None, (0, max(mask.size(1) - 1, 0))))
+        document = validation.documents_of("mask", mask)
+        count = counted(document != PADDING)
+        first = torch.where(begins(document), count, 0).cummax(1).values
+        positions = cls((count - first).clamp(min=0), order=count, document=document)
+        return positions._of(Layout(mask.size(1), None, (0, max(mask.size(1) - 1, 0))))
 
     @classmethod
     def from_ids(
         cls, ids: Int[Tensor, "rows tokens *axes"], mask: Tensor | None = None, *, packed: bool = False
     ) -> Positions:
-        """From a model's ``position_ids`` (rows, tokens[, axes]) and its ``attention_mask`` (rows, tokens), 1 = token.
+        """From a model's ``position_ids`` (rows, tokens[, axes]) and its ``attention_mask`` (rows, tokens), 1 = token,
+        or the number of a token's document, from 1 on.
 
         The ids become coordinates. Order counts a row's tokens from its first id, so new tokens come after a cache, but
         from 0 with ``packed`` or several axes. With ``packed`` a document begins wherever an id is not above the
-        previous one. Without it, decreasing ids raise ValueError, where they can be read.
+        previous one or, of three axes, the first one decreases or all repeat. Without it, decreasing ids raise
+        ValueError, where they can be read. M-RoPE's (3, rows, tokens) are taken too, but for three tokens, whose ids
+        are read as (rows, tokens, 3): pass ``ids.movedim(0, -1)``.
 
         >>> Positions.from_ids(torch.tensor([[0, 1, 2, 0, 1]]), packed=True).document
         tensor([[0, 0, 0, 1, 1]])
         """
-        order, document = of_ids(ids, mask, packed)
-        return cls(ids.long(), order=order, document=document)
+        coords, order, document = of_ids(ids, mask, packed)
+        return cls(coords, order=order, document=document)
 
     @staticmethod
     def cat(parts: Sequence[Positions], *, documents: Literal["same", "new"] | None = None) -> Positions:

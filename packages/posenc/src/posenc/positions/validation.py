@@ -85,6 +85,24 @@ def token_mask(name: str, mask: Any) -> Tensor:
     return mask != 0
 
 
+def documents_of(name: str, mask: Any) -> Tensor:
+    """The document of each token, and -1 for padding, from a mask of tokens or one that numbers the documents of each
+    row in their order from 1 on. Raises ValueError for another."""
+    is_whole = isinstance(mask, Tensor) and mask.dim() == 2 and not (mask.is_floating_point() or mask.is_complex())
+    if not is_whole or mask.dtype == torch.bool or (is_readable(mask) and not (mask > 1).any()):
+        return token_mask(name, mask).long() - 1
+    if is_readable(mask):
+        wrong = (mask < 0) | ((mask > 0) & (mask < mask.cummax(1).values))
+        goes_on = (mask[:, 1:] == mask[:, :-1]) & (mask[:, 1:] > 0)
+        if wrong.any() or not goes_on.any():  # documents of one token each would rather be position ids
+            odd = int(mask[wrong][0] if wrong.any() else mask.max())
+            raise ValueError(
+                f"{name} must be bool, contain only 0 and 1, or number the documents of each row in order, such as "
+                f"1 1 1 2 2 0, got {odd}; for position ids use Positions.from_ids"
+            )
+    return mask.long() - 1
+
+
 def real(name: str, value: Any) -> Any:
     """An integral number as int, any other as float, a symbolic one unchanged. ValueError unless it is finite."""
     if isinstance(value, torch.SymInt):
