@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
-from posenc import CoPE, FoX, Positions, StickBreaking
+from posenc import CoPE, FoX, Positions, Schedule, StickBreaking
 from posenc.distributed import ShardedCache, Sharding, sharded
 from posenc.models import Decoder, KVCache
 from tests.distributed.models import DIM, HEADS, LAYERS, SCHEMES, TOKENS
@@ -63,11 +64,21 @@ def decodes(_: None) -> list[str]:
                 both(TOKENS + 3, 2)
                 both(TOKENS + 5, 7, "contiguous")
                 both(TOKENS + 12, 1)
-                for one in (cache, alone):
-                    one.crop(TOKENS - 4)  # also of a prompt
+                cache.crop(TOKENS - 4)  # also of a prompt
+                if isinstance(model.trunk.schedule, Schedule):  # one with windows goes back to its last pass alone
+                    alone.crop(0)
+                    model(tokens[:, : TOKENS - 4], positions=prompt[: TOKENS - 4], cache=alone)
+                alone.crop(TOKENS - 4)
                 both(TOKENS - 4, 2)
             held = torch.tensor(len(cache))
             dist.all_reduce(held)
             if int(held) != TOKENS - 2 or len(cache.positions) != TOKENS - 2:
                 wrong.append(f"{name}, {text}: {int(held)} tokens are held, not {TOKENS - 2}")
+    for name, call in (
+        ("evict", lambda: cache.evict(1, 1)),
+        ("select", lambda: cache.select(torch.tensor([0]))),
+        ("cat", lambda: KVCache.cat([cache])),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} is not supported by a ShardedCache, whose tokens are divided"):
+            call()
     return wrong

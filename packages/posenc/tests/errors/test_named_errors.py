@@ -106,7 +106,11 @@ AWARE, GRIDDED, RELATIVE = made(DistanceAware, 6), made(Relative2D, (2, 3), 4), 
 FILLED = KVCache()
 FILLED.append(0, K, V)
 READ = KVCache()
-READ.positions = Positions.arange(7)
+with ForwardPass(NoPE(), Positions.arange(7), READ) as _step:
+    _step.attention(torch.zeros(2, 6, 7, 4), K, V)
+OTHER = KVCache()
+with ForwardPass(RoPE(4), Positions.arange(7), OTHER) as _step:
+    _step.attention(torch.zeros(2, 6, 7, 4), K[..., :4], V[..., :4])
 
 SCHEDULE = Schedule([(RoPE(HEAD_DIM), None), (NoPE(), 3)])
 PASS = ForwardPass(SCHEDULE, LINE)
@@ -1040,6 +1044,21 @@ MODELS: dict[str, list[Row]] = {
         Row(lambda: READ.crop(8), "tokens must be a whole number within 0..7, got 8"),
         Row(lambda: READ.crop(2.0), "tokens must be a whole number within 0..7, got 2.0"),  # type: ignore[arg-type]
     ],
+    "models.KVCache.evict": [
+        Row(lambda: READ.evict(-1, 4), "sinks must be a whole number of at least 0, got -1"),
+        Row(lambda: READ.evict(4, 0), "recent must be a whole number of at least 1, got 0"),
+    ],
+    "models.KVCache.select": [
+        Row(lambda: READ.select([0]), "rows must be int64 within 0..1, or a bool tensor (2,), got [0]"),  # type: ignore[arg-type]
+        Row(lambda: READ.select(torch.ones(3) > 0), "rows must be int64 …, or a bool tensor (2,), got torch.bool (3,)"),
+        Row(lambda: READ.select(torch.tensor([0, 2])), "rows must be int64 within 0..1, …, got [0, 2]"),
+    ],
+    "models.KVCache.cat": [
+        Row(lambda: KVCache.cat(READ), "caches must be KVCaches that hold tokens, got KVCache(7 tokens, 1 layers)"),  # type: ignore[arg-type]
+        Row(lambda: KVCache.cat([READ, KVCache()]), "caches must be KVCaches that hold tokens, got […]"),
+        Row(lambda: KVCache.cat([]), "caches must be KVCaches that hold tokens, got []"),
+        Row(lambda: KVCache.cat([READ, OTHER]), "caches must be of the same layers, got … and …"),
+    ],
     "models.KVCache.append": [
         Row(lambda: FILLED.append(2, K, V), "layer must be a whole number within 0..1, got 2"),
         Row(lambda: FILLED.append(-1, K, V), "layer must be a whole number within 0..1, got -1"),
@@ -1115,7 +1134,7 @@ def works() -> tuple[Tensor, ...]:
     with torch.no_grad():
         out = attention(Q, K, V, RoPE(HEAD_DIM) + ALiBi(HEADS), attn_mask=SEEN, is_causal=True)
         assert isinstance(out, Tensor)
-        held = FILLED._layers[0].values()
+        held = FILLED._pending[0].values()
         return out, DECODER(TOKENS), ENCODER(TOKENS), CLASSIFIER(IMAGES), *held, torch.tensor(len(FILLED._layers))
 
 

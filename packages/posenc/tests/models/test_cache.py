@@ -1,14 +1,30 @@
 """Inference: the cache is the full forward, keys are rotated once, and generate is repeated full forwards."""
 
+import copy
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from posenc import ALiBi, PositionError, Positions, RoPE, Scheme, Sinusoidal
+from posenc import (
+    ALiBi,
+    Chunk,
+    CoPE,
+    FoX,
+    Learned,
+    PositionError,
+    Positions,
+    ReRoPE,
+    RoPE,
+    Schedule,
+    Scheme,
+    Sinusoidal,
+)
 from posenc.encoding.context import NOTHING, Features
-from posenc.models import Decoder, KVCache
+from posenc.models import Decoder, ForwardPass, KVCache
 from tests.cases import DIM, HEAD_DIM, HEADS, KV_HEADS
 from tests.models import zoo
 from tests.models.zoo import CLOSE, LAYERS, PLACES, PROMPTS, TOKENS, WAYS
@@ -23,9 +39,9 @@ class Recorded(KVCache):
         self.given: dict[int, tuple[Tensor, Tensor]] = {}
 
     def append(
-        self, layer: int, key: Tensor, value: Tensor, features: Features = NOTHING
+        self, layer: int, key: Tensor, value: Tensor, features: Features = NOTHING, *, needed: int | None = None
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        kept = super().append(layer, key, value, features)
+        kept = super().append(layer, key, value, features, needed=needed)
         self.given[layer] = kept[:2]
         return kept
 
@@ -157,6 +173,167 @@ def test_a_cache_serves_one_batch_size() -> None:
     with pytest.raises(ValueError, match=r"the cache holds keys or values of shape \(1, .*, got \(3, "):
         model(zoo.tokens(rows=3, count=1), cache=cache)
     assert len(cache) == TOKENS + 1
+
+
+# -- windows, evicted tokens, selected and joined rows -----------------------------------------------------------------
+
+LEFT = torch.arange(30).expand(2, -1) >= torch.tensor([[0], [7]])
+LONG = {
+    "text": Positions.arange(30, start=100),
+    "left padded": Positions.padded(LEFT),
+    "packed": Positions.packed([[13, 17], [5, 25]]),
+}
+MAKES: dict[str, Callable[[], Scheme]] = {
+    "rotated keys": lambda: RoPE(HEAD_DIM) + ALiBi(HEADS),
+    "raw keys": lambda: ReRoPE(HEAD_DIM, 3),
+    "clock": lambda: FoX(HEADS),
+    "rows": lambda: CoPE(HEAD_DIM, 8),
+}
+
+
+class Layers:
+    """Layers that attend to fixed queries, keys, values and gates."""
+
+    def __init__(self, schedule: Schedule, positions: Positions, rows: int = 2) -> None:
+        self.schedule, self.positions, self.rows = schedule.double(), positions, rows
+        self.qkv = torch.randn(len(schedule), 3, rows, HEADS, len(positions), HEAD_DIM, dtype=torch.float64)
+        self.gates = torch.randn(len(schedule), rows, HEADS, len(positions), dtype=torch.float64)
+
+    def run(
+        self, start: int, stop: int, cache: KVCache | None, mask: Tensor | None = None, rows: Tensor | None = None
+    ) -> Tensor:
+        """The outputs of all layers for these tokens, of some rows."""
+        positions, outs = self.positions[start:stop], []
+        rows = torch.arange(self.rows) if rows is None else rows
+        if positions.rows > 1:
+            positions = Positions(**positions._each(lambda x: x[rows]))
+        with ForwardPass(self.schedule, positions, cache, dtype=torch.float64) as step:
+            for layer in range(len(self.schedule)):
+                q, k, v = self.qkv[layer][:, rows, :, start:stop]
+                names = self.schedule[layer][0].features
+                gates = dict.fromkeys(names, self.gates[layer][rows, :, start:stop])
+                features, key_features = step.features(gates, layer)
+                outs.append(
+                    step.attention(q, k, v, layer, features=features, key_features=key_features, attn_mask=mask)
+                )
+        return torch.stack(outs)
+
+
+@pytest.mark.parametrize("place", LONG)
+@pytest.mark.parametrize("name", MAKES)
+@torch.no_grad()
+def test_layers_hold_what_their_windows_see(name: str, place: str) -> None:
+    windows = (4, None, (0, 0), Chunk(5))
+    layers = Layers(Schedule([(MAKES[name](), window) for window in windows]), LONG[place])
+    whole = layers.run(0, 30, None)
+    for cuts in ((0, 11, *range(14, 31)), (0, 1, 30)):
+        cache = KVCache()
+        outs = [layers.run(start, stop, cache) for start, stop in itertools.pairwise(cuts)]
+        torch.testing.assert_close(torch.cat(outs, 3), whole, **CLOSE)
+        assert len(cache) == 30
+        if place != "packed" and len(cuts) > 3:  # a first document may go on
+            assert [cache._held(layer) for layer in range(4)] == [4, 30, 2, 5]
+            assert cache.positions is not None
+            step = ForwardPass(layers.schedule, cache.positions.following(), cache, dtype=torch.float64)
+            for layer, words in ((0, "window of 4 keys"), (2, "window of 0 keys back")):
+                error = f"layer {layer} has dropped tokens outside of its {words}.*, got a call with"
+                with pytest.raises(ValueError, match=error), step:
+                    step.attention(*layers.qkv[layer][..., :1, :], layer, window=5)
+
+
+@torch.no_grad()
+def test_a_cache_of_windows_alone_is_bounded_and_goes_back_to_its_last_pass() -> None:
+    layers = Layers(Schedule([(RoPE(HEAD_DIM), 4)] * 2), Positions.arange(600))
+    whole, cache = layers.run(0, 600, None), KVCache()
+    for n in range(300):
+        layers.run(n, n + 1, cache)
+    storages = [x.untyped_storage().nbytes() for layer in cache._layers for x in layer.values()]
+    assert sum(storages) <= 2 * 4 * 2 * 4 * HEADS * HEAD_DIM * 8 * 2  # tensors of 4 tokens in buffers of at most 8
+    assert len(cache.positions) == 4
+    layers.run(300, 305, cache)
+    cache.crop(302)
+    torch.testing.assert_close(layers.run(302, 330, cache), whole[:, :, :, 302:330], **CLOSE)
+    with pytest.raises(ValueError, match="tokens must be 0 or at least 302, where the last pass began, since earlier"):
+        cache.crop(301)
+    cache.crop(0)
+    torch.testing.assert_close(layers.run(0, 9, cache), whole[:, :, :, :9], **CLOSE)
+
+
+@pytest.mark.parametrize("place", LONG)
+@pytest.mark.parametrize("name", MAKES)
+@torch.no_grad()
+def test_evicted_tokens_are_as_masked(name: str, place: str) -> None:
+    layers = Layers(Schedule([(MAKES[name](), None), (MAKES[name](), 9)]), LONG[place])
+    cache, positions = KVCache(), LONG[place].expand(2)
+    layers.run(0, 28, cache)
+    cache.evict(sinks=2, recent=4)
+    assert len(cache) == 28
+    assert len(cache.positions) <= 2 * (2 + 4) + 7  # of two documents, or of rows that begin apart
+    seen = torch.ones(2, 1, 1, 30, dtype=torch.bool)
+    for row, document in itertools.product(range(2), range(2)):
+        text = (positions.document[row, :28] == document).nonzero()[:, 0].tolist()
+        seen[row, ..., [n for n in text[2:] if n not in text[-4:]]] = False
+    expected = layers.run(0, 30, None, mask=seen)[:, :, :, 28:]
+    torch.testing.assert_close(layers.run(28, 30, cache), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("place", LONG)
+@pytest.mark.parametrize("name", MAKES)
+@torch.no_grad()
+def test_rows_are_selected_and_joined(name: str, place: str) -> None:
+    layers = Layers(Schedule([(MAKES[name](), None), (MAKES[name](), 4)]), LONG[place])
+    whole, cache = layers.run(0, 30, None), KVCache()
+    for start, stop in ((0, 20), (20, 25)):
+        layers.run(start, stop, cache)
+    one = copy.deepcopy(cache)
+    rows = torch.tensor([1, 0, 1])
+    cache.select(rows)
+    torch.testing.assert_close(layers.run(25, 27, cache, rows=rows), whole[:, rows, :, 25:27], **CLOSE)
+    one.select(torch.tensor([False, True]))  # the other row has ended
+    layers.run(25, 30, one, rows=rows[:1])
+    one.crop(27)
+    joined = KVCache.cat([cache, one])
+    rows = torch.tensor([1, 0, 1, 1])
+    torch.testing.assert_close(layers.run(27, 30, joined, rows=rows), whole[:, rows, :, 27:], **CLOSE)
+
+
+@torch.no_grad()
+def test_requests_of_several_lengths_go_on_as_one_batch() -> None:
+    model = zoo.model(Decoder, Schedule([(RoPE(HEAD_DIM), 5), (ALiBi(HEADS), None)]))
+    texts, caches = [zoo.tokens(rows=1, count=n) for n in (20, 4, 11)], []
+    for text in texts:
+        caches.append(KVCache())
+        for part in text[:, :-2].split(7, 1):
+            model(part, cache=caches[-1])
+    joined = KVCache.cat(caches)
+    last = torch.cat([text[:, -2:] for text in texts])
+    outs = torch.cat([model(last[:, :1], cache=joined), model(last[:, 1:], cache=joined)], 1)
+    torch.testing.assert_close(outs, torch.cat([model(text)[:, -2:] for text in texts]), **CLOSE)
+
+
+COMPILED: dict[str, Callable[[], Scheme | Schedule]] = {
+    "rotated keys": MAKES["rotated keys"],
+    "clock": MAKES["clock"],
+    "schedule": lambda: Schedule([(RoPE(HEAD_DIM), 6), (Learned(24, DIM), None)]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED)
+@torch.no_grad()
+def test_decoding_compiles_whole_graphs_and_none_after_the_second_step(name: str) -> None:
+    torch._dynamo.reset()
+    model, ids, cache = zoo.model(Decoder, COMPILED[name](), inject="every_layer"), zoo.tokens(count=20), KVCache()
+    graphs: list[Any] = []
+    step = torch.compile(model, fullgraph=True, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    outs, counts = [step(ids[:, :5], cache=cache)], []
+    for token in ids[:, 5:].split(1, 1):
+        outs.append(step(token, cache=cache))
+        counts.append(len(graphs))
+    torch.testing.assert_close(torch.cat(outs, 1), model(ids), **CLOSE)
+    assert counts[1:] == counts[1:2] * 14
+    cache.crop(19)  # and goes on without a compiler
+    torch.testing.assert_close(model(ids[:, 19:], cache=cache), outs[-1], **CLOSE)
 
 
 # -- generate ----------------------------------------------------------------------------------------------------------

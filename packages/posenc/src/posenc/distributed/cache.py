@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from posenc.arguments import whole
 from posenc.backends.bands import merge, sink_of
 from posenc.distributed.sharding import gathered, group_of, of_each
 from posenc.encoding.context import cumulative_sums, last_sums
@@ -62,18 +63,18 @@ class ShardedCache(KVCache):
         )
         return self._after
 
-    def _commit(self, positions: Positions) -> None:
-        super()._commit(positions)
+    def _commit(self, positions: Positions, num_new: int) -> None:
+        super()._commit(positions, num_new)
         self._indices = self._coming
 
     def crop(self, tokens: int) -> None:
-        kept = self._indices[self.rank] < tokens
-        super().crop(tokens)
+        whole("tokens", tokens, 0, 0 if self.positions is None else len(self.positions))
+        mine = (self._indices[self.rank] < tokens).nonzero()[:, 0]
+        self._hold(self.positions[:tokens] if self.positions is not None and tokens else None)
+        self._layers = [
+            {name: x.index_select(2, mine) for name, x in layer.items()} for layer in self._layers if tokens
+        ]
         self._indices = tuple(index[index < tokens] for index in self._indices)
-        if not bool(kept[: len(self)].all()):  # of a prompt that was divided in an order of one's own
-            mine = kept.nonzero()[:, 0]
-            self._layers = [{name: x.index_select(2, mine) for name, x in layer.items()} for layer in self._layers]
-        self._rewind()
 
     def _own_tokens(self) -> Tensor:
         """Which of all tokens this process holds after this pass."""
@@ -88,13 +89,12 @@ class ShardedCache(KVCache):
         """A cumulative feature of all tokens, from the cumulative sums of the new ones at these positions."""
         while layer >= len(self._clocks):
             self._clocks.append({})
-        start = 0 if self.positions is None else len(self.positions)
         cached = self._clocks[layer].get(name)
         if cached is not None and self.positions is not None:
-            new = new + last_sums(cached[:, :, :start], self.positions, positions)
-        stop = start + new.size(2)
-        self._clocks[layer][name] = append_tokens(cached, new, start, stop)
-        return self._clocks[layer][name][:, :, :stop]
+            cached = cached[:, :, : len(self.positions)]
+            new = new + last_sums(cached, self.positions, positions)
+        self._clocks[layer][name] = append_tokens(None if self.positions is None else cached, new)
+        return self._clocks[layer][name]
 
 
 class _InTurn:

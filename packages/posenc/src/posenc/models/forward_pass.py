@@ -17,9 +17,9 @@ from posenc.backends.request import Request
 from posenc.encoding.context import NOTHING, Features, Projected, check_wanted, continue_feature, feature_tensor
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.rotation import Rotation, check_unrotated
-from posenc.models.cache import NORMS_FEATURE, KVCache
+from posenc.models.cache import NORMS_FEATURE, KVCache, last_tokens
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Window
+from posenc.positions.tiles import Chunk, Window, check_window
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme, is_scheme, needs_raw_keys, wanted_by
 
@@ -152,19 +152,19 @@ class ForwardPass:
         self._called: set[int] = set()  # and of those that have attended
         # By whether gradients are recorded too: reentrant checkpointing runs layers without first, and then again.
         self._tokens: dict[tuple[int, bool], Encoding] = {}
-        self._pairs: dict[tuple[Any, ...], Encoding] = {}
+        self._pairs: dict[tuple[Any, ...], tuple[Any, Encoding]] = {}  # with the number of keys
 
     def __enter__(self) -> ForwardPass:
         self._is_open = True
         if self.cache is not None:
-            self.cache._rewind()
+            self.cache._pending = {}  # what a failed pass has left behind
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Commits the new tokens to the cache, unless an error was raised."""
         self._is_open = False
         if kind is None and self.cache is not None:
-            self.cache._commit(self._pending_positions)
+            self.cache._commit(self._pending_positions, self.positions.order.size(1))
 
     def of_layer(self, layer: int) -> tuple[Scheme, Window]:
         """The scheme and the window of a layer."""
@@ -190,23 +190,31 @@ class ForwardPass:
         keys: Positions | None = None,
         queries: Positions | None = None,
         heads: tuple[slice, slice] | None = None,
+        window: Window = None,
     ) -> Encoding:
-        """The pair doors between the new tokens and all keys, or between ``queries`` and ``keys`` in some of the heads
-        of queries and keys. They include the rotate door where rotations depend on the length of the text or on the
-        pair, since the cache then keeps unrotated keys."""
-        queries = self.positions if queries is None else queries
-        keys = self.key_positions if keys is None else keys
+        """The pair doors between the new tokens and the keys that the layer's window, or ``window``, needs, or between
+        ``queries`` and ``keys`` in some of the heads of queries and keys. They include the rotate door where rotations
+        depend on the length of the text or on the pair, since the cache then keeps unrotated keys."""
         part = None if heads is None else tuple((some.start, some.stop) for some in heads)
-        # The encoding keeps the positions alive.
-        which = self._number(layer), torch.is_grad_enabled(), id(queries), id(keys), part
-        if which not in self._pairs:
+        n: Any = None
+        which: tuple[Any, ...] = self._number(layer), torch.is_grad_enabled(), part
+        if keys is not None or queries is not None:
+            which = *which, queries, keys  # the objects themselves: two that are equal may differ in what is known
+        elif self.cache is not None and self._exchange is None:
+            window = self.of_layer(layer)[1] if window is None else window
+            n = self.cache._needed(layer, self.positions, window) + self.positions.order.size(1)
+            which = *which, window if isinstance(window, Chunk) else check_window(window)
+        if which not in self._pairs or self._pairs[which][0] != n:
             scheme, _ = self.of_layer(layer)
             context = self._context_of(scheme)
             if heads is not None:
                 context = (context or Context())._part(*heads)
             doors = ("rotate", "score", "value") if needs_raw_keys(scheme) else ("score", "value")
-            self._pairs[which] = scheme(queries, keys, dtype=self._dtype, context=context, doors=doors)
-        return self._pairs[which]
+            queries = self.positions if queries is None else queries
+            keys = self.key_positions if keys is None else keys
+            keys = keys if n is None else last_tokens(keys, n)
+            self._pairs[which] = n, scheme(queries, keys, dtype=self._dtype, context=context, doors=doors)
+        return self._pairs[which][1]
 
     def is_first(self, layer: int) -> bool:
         """Whether the scheme of a layer has not attended in this pass."""
@@ -258,11 +266,9 @@ class ForwardPass:
             if self._exchange is not None:
                 of_queries[name], of_keys[name] = self._exchange.clock(self, layer, name, of_queries[name])
                 continue
-            before = None if self.cache is None else self.cache.positions
-            cached = None if self.cache is None or before is None else self.cache._feature(layer, name)
-            continued_from = None if cached is None or before is None or not cached.size(2) else (cached, before)
+            cached = None if self.cache is None else self.cache._feature(layer, name)
             of_queries[name] = of_keys[name] = continue_feature(
-                feature, name, projected, self.positions, continued_from, heads(feature)
+                feature, name, projected, self.positions, cached, heads(feature)
             )
         return of_queries, of_keys
 
@@ -348,7 +354,7 @@ class ForwardPass:
 
     def _attend(self, call: LayerCall, is_rotated: bool) -> Tensor | tuple[Tensor, Tensor]:
         """Attention to the cached and the new keys, after these are appended to the cache."""
-        encoding = self.pairs(call.layer)
+        encoding = self.pairs(call.layer, window=call.window)
         if self.cache is None:
             return call.attend(encoding)
         of_keys = dict(call.key_features)
@@ -359,7 +365,9 @@ class ForwardPass:
         ):
             dtype = torch.promote_types(call.key.dtype, torch.float32)
             of_keys[NORMS_FEATURE] = torch.linalg.vector_norm(call.key, dim=-1, dtype=dtype)
-        key, value, of_keys = self.cache.append(call.layer, call.key, call.value, of_keys)
+        self.cache._set_window(call.layer, call.window)
+        needed = encoding.key_positions.order.size(1) - self.positions.order.size(1)
+        key, value, of_keys = self.cache.append(call.layer, call.key, call.value, of_keys, needed=needed)
         norms = of_keys.pop(NORMS_FEATURE, None)
         return replace(call, key=key, value=value, key_features=of_keys).attend(encoding, norms)
 

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from posenc import compat
 from posenc.arguments import shown, whole
 
 PADDING = -1  # the document of padding
@@ -70,7 +71,14 @@ class Span:
 
     def goes_on(self, other: Span) -> bool:
         """Whether ``other`` continues this span in index, document, order and coordinates."""
-        return replace(self.cut(self.stop, self.stop), start=self.stop, stop=other.stop) == other
+        end = self.cut(self.stop, self.stop)
+        # Number by number, since a compiled graph does not compare dataclasses of symbolic numbers.
+        return (
+            (self.stop, self.document, end.order) == (other.start, other.document, other.order)
+            and (self.order_step, self.steps, end.coords is None)
+            == (other.order_step, other.steps, other.coords is None)
+            and all(a == b for a, b in zip(end.coords or (), other.coords or (), strict=True))
+        )
 
 
 @dataclass(frozen=True)
@@ -270,8 +278,12 @@ def skipped(before: Layout, after: Layout) -> tuple[int, int] | None:
     """The order that the next token of a document would have, and that of the first which comes ``after``, where
     neither this order nor a coordinate goes on from ``before``; None if all do, as far as is known."""
     for row in range(max(len(before.rows or ()), len(after.rows or ()))):
-        last = {s.document: s for s in sorted(before.of_row(row), key=_last_order)} if before.rows else {}
-        highest = max(map(_last_order, last.values()), default=0)
+        last: dict[int, Span] = {}
+        highest: Any = 0
+        for s in before.of_row(row) if before.rows else ():
+            if s.document not in last or _last_order(s) >= _last_order(last[s.document]):
+                last[s.document] = s
+            highest = compat.sym_max(highest, _last_order(s))
         for span in after.of_row(row) if after.rows else ():
             known = last.pop(span.document, None)
             if known is None or span.order <= _last_order(known) + 1 or span.order == highest + 1:

@@ -535,11 +535,11 @@ class Positions:
         several dtypes are promoted.
         """
         validation.check_parts(parts, Positions, documents)
-        batch = max((part.rows for part in parts if part.rows != 1), default=1)
+        batch = max([part.rows for part in parts if part.rows != 1] or [1])  # a graph knows no max with a default
         wide = [part.expand(batch) for part in parts]
         if documents == "new":
             numbered = zip(wide, renumbered([part.document for part in wide]), strict=True)
-            wide = [part._like(document=document)._of(Layout(len(part))) for part, document in numbered]
+            wide = [part._like(document=document)._of(Layout(part.order.size(1))) for part, document in numbered]
         layout = join([part.layout for part in wide], batch)
         check_apart(layout, documents)
         named = [part._each(lambda x: x) for part in wide]
@@ -551,7 +551,10 @@ class Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
         tokens = self.order.size(1)  # len() would specialize a graph to one length
         validation.check_index(index, tokens)
-        chosen = Positions(**self._each(lambda x: x[:, index]))._set(_is_shard=self._is_shard)
+        tensors = self._each(lambda x: x)
+        for name, x in tensors.items():  # a function that refers to a symbolic index would have a graph for each
+            tensors[name] = None if x is None else x[:, index]
+        chosen = Positions(**tensors)._set(_is_shard=self._is_shard)
         if isinstance(index, slice) and index.step in (None, 1):
             start, stop = validation.ends_of(index, tokens)
             layout = self._layout[slice(start, max(start, stop))]
