@@ -58,7 +58,7 @@ def is_number(value: object) -> bool:
 
 def one_or(size: int, n: int) -> bool:
     """Whether a size broadcasts to n. By "==", since ``in`` does not work for the symbolic sizes of a dynamic graph."""
-    return size == 1 or size == n
+    return size == n or size == 1  # in this order: of a length and itself, an exported program asks nothing
 
 
 def number(name: str, value: Any, above: int | float = -math.inf, least: int | float | None = None) -> float:

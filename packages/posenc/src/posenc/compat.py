@@ -69,6 +69,15 @@ def is_exporting() -> bool:
     return torch.compiler.is_compiling() and torch.compiler._is_exporting_flag
 
 
+def is_known(condition: Any) -> bool:
+    """Whether a condition holds; in an exported program, which has one graph for all lengths, for all of them."""
+    if isinstance(condition, bool) or not is_exporting():
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
+
+
 def is_hooked(module: torch.nn.Module) -> bool:
     """Whether calling the module does more than its ``forward``."""
     names = "forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"

@@ -1,12 +1,15 @@
 """Exported: a program for any length of every scheme, without complex numbers; and as ONNX, run by onnxruntime."""
 
 import io
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import posenc
 from tests.backends.parity_cases import Case, Model, case, refuses
 from tests.rounding import of_sums
 
@@ -50,6 +53,36 @@ def test_an_exported_program_gives_what_eager_gives_at_any_length(name: str, bac
     dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
     assert torch.float64 in dtypes
     assert not any(dtype.is_complex for dtype in dtypes)
+
+
+class Step(torch.nn.Module):
+    """The last tokens of a text attend to all of it."""
+
+    def __init__(self, scheme: posenc.Scheme, **how: Any) -> None:
+        super().__init__()
+        self.scheme, self.how = scheme, how
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        text = posenc.Positions.arange(key.size(2))
+        encoding = self.scheme(text[key.size(2) - query.size(2) :], text)
+        return posenc.attention(query, key, value, encoding, **self.how)
+
+
+@pytest.mark.parametrize("how", [{"is_causal": True}, {}, {"is_causal": True, "window": 4}], ids=str)
+@pytest.mark.parametrize("make", [posenc.NoPE, lambda: posenc.RoPE(8)], ids=["nope", "rope"])
+def test_an_exported_step_takes_any_number_of_queries_and_keys(make: Callable[[], posenc.Scheme], how: Any) -> None:
+    """Also as many queries as keys, which need no mask."""
+    queries, keys = torch.export.Dim("queries", min=1, max=40), torch.export.Dim("keys", min=1, max=50)
+    step = Step(make(), **how)
+    lengths = {"query": {2: queries}, "key": {2: keys}, "value": {2: keys}}
+
+    def inputs(m: int, n: int) -> tuple[Tensor, ...]:
+        return torch.randn(1, 2, m, 8), torch.randn(1, 2, n, 8), torch.randn(1, 2, n, 8)
+
+    exported = torch.export.export(step, inputs(3, 9), dynamic_shapes=lengths).module()
+    for m, n in ((1, 1), (1, 30), (5, 5), (7, 40)):
+        given = inputs(m, n)
+        torch.testing.assert_close(exported(*given), step(*given), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"ONNX needs {', '.join(MISSING)}, which the dev extra installs")

@@ -383,7 +383,7 @@ class Positions:
         check_type("layout", layout, Layout, None)
         if layout is None:
             return self._like()._of(read(self.coords, self.order, self.document))
-        if layout.tokens != len(self):
+        if layout.tokens != self.order.size(1):
             raise ValueError(f"layout must have {len(self)} tokens like the positions, got {layout.tokens}")
         if validation.is_readable(self.order) and not agree(layout, self.coords, self.order, self.document):
             raise ValueError(f"layout must match the positions, {self.layout}, got {layout}")
@@ -604,7 +604,7 @@ class Positions:
 
         Raises ValueError for another number of tokens.
         """
-        if not isinstance(coords, Tensor) or coords.dim() not in (2, 3) or coords.size(1) != len(self):
+        if not isinstance(coords, Tensor) or coords.dim() not in (2, 3) or coords.size(1) != self.order.size(1):
             raise ValueError(f"coords must be a tensor (rows, {len(self)}[, axes]), got {shown(coords)}")
         made = Positions(coords, order=self.order, document=self.document, segment=self.segment)
         return made._set(_layout=self._layout.without_coords(), _is_read=False, _is_shard=self._is_shard)
@@ -620,7 +620,7 @@ class Positions:
         """
         size = whole("size", size)
         number = self.scalar("in_chunks").div(size, rounding_mode="floor").long()
-        layout = Layout(len(self), None, self._layout.bounds)
+        layout = Layout(self.order.size(1), None, self._layout.bounds)  # len() would specialize an exported program
         if not torch.compiler.is_compiling():
             layout = self.layout.in_chunks(size, lambda s, n: replace(s, document=document_of_chunk(s.document, n)))
         return self._like(document=document_of_chunk(self.document, number))._of(layout)
@@ -639,7 +639,7 @@ class Positions:
         """
         coords = self.coords if validation.axes_of(self.coords) == 3 else self.scalar("following")
         validation.check_not_negative(n=n)
-        if len(self) == 0:
+        if self.order.size(1) == 0:
             text = Positions.arange(n, device=self.device).expand(self.rows)
             line = text.coords if coords.dim() == 2 else text.coords[..., None].expand(-1, -1, 3)
             return text if coords.dim() == 2 and coords.dtype == line.dtype else text.with_coords(line.to(coords.dtype))

@@ -229,7 +229,7 @@ def sees_all(query_positions: Positions, key_positions: Positions, visibility: V
         return False
     if visibility.left is not None or visibility.right is not None:
         return False
-    return not visibility.is_causal or key[1] + key_positions.layout.tokens - 1 <= query[1]
+    return not visibility.is_causal or compat.is_known(key[1] + key_positions.layout.tokens - 1 <= query[1])
 
 
 def sees_later(query_positions: Positions, key_positions: Positions, furthest: int | None) -> bool:
@@ -255,7 +255,9 @@ def sees_later(query_positions: Positions, key_positions: Positions, furthest: i
 def same_run(query_positions: Positions, key_positions: Positions) -> bool:
     """Whether queries and keys are known to be the same contiguous tokens of one document."""
     query, key = query_positions.layout, key_positions.layout
-    return query.start is not None and query.start == key.start and query.tokens == key.tokens
+    if query.start is None or key.start is None or query.start[0] != key.start[0]:
+        return False
+    return compat.is_known(query.start[1] == key.start[1]) and compat.is_known(query.tokens == key.tokens)
 
 
 def table_index(positions: Positions, scheme: str, limit: int) -> Int[Tensor, "rows tokens"]:
