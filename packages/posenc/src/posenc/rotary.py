@@ -120,6 +120,14 @@ class Rotary(Scheme):
             return theta[None], 1.0
         return _scaled(self.scaling, theta, *(() if lengths is None else (in_double(lengths)[:, None],)))
 
+    def scaled_on_axis(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
+        """The scaled theta of the pairs of one axis, and the factor of cos and sin. Raises ValueError for a scaling by
+        the length of a row, which counts its tokens, and not what lies along the axis."""
+        if self.needs_lengths:
+            name = type(self).__name__
+            raise ValueError(f"scaling must not depend on the number of tokens, for {name}, got {self.scaling!r}")
+        return (theta[None], 1.0) if self.scaling is None else _scaled(self.scaling, theta)
+
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from posenc import AxialRoPE, Positions
+from posenc import AxialRoPE, DynamicNTK, Positions
 from posenc.encoding.rotation import Rotation
 from posenc.schemes import axial_rope
 from posenc.schemes.axial_rope import CONVENTIONS
@@ -56,6 +56,11 @@ REFUSED = {
             )
         ],
         Row(lambda: AxialRoPE(8, base=1.0), "base must be a finite number above 1, got 1.0"),
+        Row(lambda: AxialRoPE(8, scaling=3), "scaling must be a scaling such as …, got 3"),
+        Row(
+            lambda: AxialRoPE(8, scaling=DynamicNTK(2, 4))(Positions.grid(2, 2)),
+            "scaling must not depend on the number of tokens, for AxialRoPE, got DynamicNTK(…)",
+        ),
         Row(lambda: AxialRoPE(6), "rotary_dim must be a multiple of 4 within 4..head_dim = 6, got 6"),
         Row(lambda: AxialRoPE(8, rotary_dim=12), "rotary_dim must be a multiple of 4 within 4..head_dim = 8, got 12"),
         Row(

@@ -37,6 +37,10 @@ VIDEO = MRoPE(8, (2, 1, 1), "videorope")
 REFUSED = {
     "MRoPE": [
         Row(lambda: MRoPE(7, (1, 1, 1)), "head_dim must be even, got 7"),
+        Row(lambda: MRoPE(8, (1, 1, 1), rotary_dim=7), "rotary_dim must be even and within 2..head_dim = 8, got 7"),
+        Row(lambda: MRoPE(8, (2, 2, 1), rotary_dim=10), "rotary_dim must be even and within …, got 10"),
+        Row(lambda: MRoPE(8, (2, 1, 1), rotary_dim=4), "sections must sum to rotary_dim/2 = 2, got (2, 1, 1)"),
+        Row(lambda: MRoPE(8, (2, 1, 1), scaling=3), "scaling must be a scaling such as …, got 3"),
         Row(lambda: MRoPE(8, 4), "sections must be the pairs of time, row and column, got 4"),
         Row(lambda: MRoPE(8, (2, 2)), "sections must be the pairs of time, row and column, got (2, 2)"),
         Row(lambda: MRoPE(8, (5, -1, 0)), "sections must be a whole number of at least 0, got -1"),

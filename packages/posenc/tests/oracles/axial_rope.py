@@ -33,7 +33,7 @@ def coordinates(convention: str, i: int, j: int, h: int, w: int, extent: tuple[i
     return [2.0 * (i + 0.5) / h - 1.0, 2.0 * (j + 0.5) / w - 1.0]
 
 
-def turned(convention: str, base: float, rotary_dim: int) -> Callable[[Tensor, Any], Tensor]:
+def turned(convention: str, base: float, rotary_dim: int, slower: float = 1.0) -> Callable[[Tensor, Any], Tensor]:
     each = rotary_dim // 4
     rows_first = convention in ("eva", "dinov3")  # gemma4 counts (x, y)
 
@@ -42,7 +42,7 @@ def turned(convention: str, base: float, rotary_dim: int) -> Callable[[Tensor, A
         for k in range(2 * each):
             first, place = (k < each), k % each
             coordinate = y if first == rows_first else x
-            angle = coordinate * base ** (-4.0 * place / rotary_dim)
+            angle = coordinate * base ** (-4.0 * place / rotary_dim) / slower
             if convention == "dinov3":
                 yield k, k + rotary_dim // 2, 2 * math.pi * angle
             elif convention == "gemma4":
@@ -65,6 +65,11 @@ def _case(convention: str, base: float, **more: Any) -> Case:
 
 CASES = {
     "axial_rope": Case(lambda AxialRoPE: AxialRoPE(HEAD_DIM, rotary_dim=4), rotate=turned("index", 100.0, 4), axes=2),
+    "axial_rope larger": Case(
+        lambda AxialRoPE: AxialRoPE(HEAD_DIM, rotary_dim=4, scaling=lambda theta: (theta / 3, 1.0)),
+        rotate=turned("index", 100.0, 4, slower=3.0),
+        axes=2,
+    ),
     "axial_rope llama4": _case("llama4", 77.0),
     "axial_rope eva": _case("eva", 313.0, extent=(16, 16)),
     "axial_rope dinov3": _case("dinov3", 77.0),

@@ -1,7 +1,7 @@
 """M-RoPE: RoPE whose pairs are dealt out to time, row and column.
 
     (x_a, x_b) <- (x_a cos p θ_k - x_b sin p θ_k,  x_a sin p θ_k + x_b cos p θ_k)
-    θ_k = base^(-2k/d),  k = 0 .. d/2 - 1
+    θ_k = base^(-2k/d),  k = 0 .. d/2 - 1;  in a part of the channels d is their number
 
 where p is the coordinate along the axis of pair k. Wang et al. 2024, Qwen2-VL (arXiv 2409.12191), section 2.1, and the
 code of Qwen3-VL and ERNIE 4.5 VL. A position is (t, h, w); ``sections`` are the pairs of t, h and w:
@@ -38,12 +38,12 @@ def axis_of(k: int, sections: Sequence[int], form: str) -> int:
     return 2 if k % 3 == 2 and k < 3 * of_columns else 0
 
 
-def turned(sections: Sequence[int], form: str, base: float) -> Callable[[Tensor, Any], Tensor]:
+def turned(sections: Sequence[int], form: str, base: float, slower: float = 1.0) -> Callable[[Tensor, Any], Tensor]:
     def angles(row: Vector, position: Sequence[float]) -> Iterator[tuple[int, int, float]]:
-        d = len(row)
+        d = 2 * sum(sections)
         for k in range(d // 2):
             channels = pair(k, d, "interleaved" if form == "ernie" else "half")
-            yield *channels, position[axis_of(k, sections, form)] * base ** (-2.0 * k / d)
+            yield *channels, position[axis_of(k, sections, form)] * base ** (-2.0 * k / d) / slower
 
     return turns(angles)
 
@@ -87,5 +87,10 @@ CASES = {
     "mrope": _case("sections", 77.0),
     "mrope interleaved": _case("interleaved", 313.0, (2, 1, 0)),
     "mrope ernie": _case("ernie", 5.0),
+    "mrope partial": Case(
+        lambda MRoPE: MRoPE(HEAD_DIM, (1, 1, 0), base=77.0, rotary_dim=4, scaling=lambda theta: (theta / 4, 1.0)),
+        rotate=turned((1, 1, 0), "sections", 77.0, slower=4.0),
+        axes=3,
+    ),
     "videorope": _case("videorope", 5.0),
 }

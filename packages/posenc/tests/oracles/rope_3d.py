@@ -8,7 +8,7 @@
 
 The code of Wan 2.1 (rope_params, rope_apply). A position is (t, h, w); the shares follow in this order and are
 d - 4 (d // 6), 2 (d // 6), 2 (d // 6) unless given. V-JEPA 2's code (rotate_queries_or_keys) has three shares of
-n = 2 (d // 6).
+n = 2 (d // 6). A scaled axis has its angles divided and its channels multiplied.
 """
 
 import math
@@ -23,23 +23,31 @@ from .case import HEAD_DIM, Case, rows
 from .turning import every_token
 
 
-def rotate(x_row: Vector, position: Sequence[float], shares: Sequence[int], base: float, half: bool = False) -> Vector:
+def rotate(
+    x_row: Vector,
+    position: Sequence[float],
+    shares: Sequence[int],
+    base: float,
+    half: bool = False,
+    slower: Sequence[float] = (1, 1, 1),
+    longer: Sequence[float] = (1, 1, 1),
+) -> Vector:
     """One token's query or key; ``half``: each channel has the angle of its place in halves."""
     out, start = list(x_row), 0
-    for p, share in zip(position, shares, strict=True):
+    for p, share, less, more in zip(position, shares, slower, longer, strict=True):
         for k in range(share // 2):
             a, b = start + 2 * k, start + 2 * k + 1
             of_a, of_b = (c % (share // 2) for c in (2 * k, 2 * k + 1)) if half else (k, k)
-            at_a, at_b = (p * base ** (-2.0 * place / share) for place in (of_a, of_b))
-            out[a] = x_row[a] * math.cos(at_a) - x_row[b] * math.sin(at_a)
-            out[b] = x_row[a] * math.sin(at_b) + x_row[b] * math.cos(at_b)
+            at_a, at_b = (p * base ** (-2.0 * place / share) / less for place in (of_a, of_b))
+            out[a] = more * (x_row[a] * math.cos(at_a) - x_row[b] * math.sin(at_a))
+            out[b] = more * (x_row[a] * math.sin(at_b) + x_row[b] * math.cos(at_b))
         start += share
     return out
 
 
-def turned(shares: Sequence[int], base: float, half: bool = False) -> Callable[[Tensor, Any], Tensor]:
+def turned(shares: Sequence[int], base: float, half: bool = False, **scaled: Any) -> Callable[[Tensor, Any], Tensor]:
     def all_of(x: Tensor, p: Any) -> Tensor:
-        out = every_token(x, rows(p), lambda row, place, _: rotate(row, place, shares, base, half))
+        out = every_token(x, rows(p), lambda row, place, _: rotate(row, place, shares, base, half, **scaled))
         return torch.tensor(out, dtype=torch.float64)
 
     return all_of
@@ -48,4 +56,14 @@ def turned(shares: Sequence[int], base: float, half: bool = False) -> Callable[[
 CASES = {
     "rope_3d": Case(lambda RoPE3D: RoPE3D(HEAD_DIM, base=77.0), rotate=turned((2, 2, 2), 77.0), axes=3),
     "rope_3d shares": Case(lambda RoPE3D: RoPE3D(HEAD_DIM, (0, 4, 2), 313.0), rotate=turned((0, 4, 2), 313.0), axes=3),
+    "rope_3d longer": Case(
+        lambda RoPE3D: RoPE3D(HEAD_DIM, base=77.0, scaling=lambda theta: (theta / 4, 1.25)),
+        rotate=turned((2, 2, 2), 77.0, slower=(4, 1, 1), longer=(1.25, 1, 1)),
+        axes=3,
+    ),
+    "rope_3d larger": Case(
+        lambda RoPE3D: RoPE3D(HEAD_DIM, (0, 4, 2), 313.0, scaling=lambda theta: (theta / 3, 1.0), scaled_axes=(1, 2)),
+        rotate=turned((0, 4, 2), 313.0, slower=(1, 3, 3)),
+        axes=3,
+    ),
 }

@@ -27,7 +27,9 @@ from posenc import (
     YaRN,
 )
 from posenc.models import Decoder, KVCache
+from posenc.rotary import Rotary
 from posenc.rotation.phases import frequencies
+from posenc.schemes.entry import Shape
 from tests.oracles import rope, scalings, yarn
 from tests.rounding import of_angles, of_sums
 
@@ -294,6 +296,15 @@ def test_the_dictionary_of_transformers_is_a_scaling(given: Any, scaling: Any) -
 def test_a_function_of_ones_own_is_a_scaling() -> None:
     halved = RoPE(8, scaling=lambda theta: (theta / 2, 1.0))
     torch.testing.assert_close(outputs(halved), outputs(RoPE(8, scaling=PositionInterpolation(2))))
+
+
+@pytest.mark.parametrize("entry", [e for e in posenc.catalog() if issubclass(e.scheme, Rotary)], ids=lambda e: e.name)
+def test_every_rotary_scheme_heeds_a_scaling_that_is_set_later(entry: Any) -> None:
+    """Those with frequencies of their own too."""
+    scheme = entry.build(Shape(48, 2, 24, 64))
+    assert scheme.frequencies()[0][..., 0] != 0
+    scheme.scaling = lambda theta: (theta * 0, 1.0)
+    assert scheme.frequencies()[0][..., 0] == 0
 
 
 def test_rope_of_two_channels_says_what_it_lacks() -> None:

@@ -15,6 +15,7 @@ from posenc.positions.positions import Positions
 from posenc.positions.validation import extent_of
 from posenc.rotary import Rotary, multiple_of_4
 from posenc.rotation.phases import MapSequence, PairLayout, PairRotation, coords_of, frequencies
+from posenc.rotation.scaling_parameters import ScalingLike
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 Name = Literal["index", "llama4", "pe", "eva", "dinov3", "gemma4"]
@@ -64,6 +65,8 @@ class AxialRoPE(Rotary):
     comes last: ``positions[torch.arange(1, n + 1) % n]``. Gemma 4 counts the column before the row, so its
     ``pixel_position_ids`` are ``coords.flip(-1)``, and does not scale products: pass ``scale=1.0`` to `attention`.
 
+    ``scaling`` maps the frequencies unit theta_k of both axes, as for `RoPE` with two axes.
+
     In training mode, ``grid`` of "dinov3" augments the coordinates of patches, not of the prefix, as DINOv3 does in
     training: ``shift`` adds U(-shift, shift) per axis; ``jitter`` multiplies each axis by a factor, log-uniform in
     1/jitter .. jitter; ``rescale`` multiplies both axes by one such factor; in this order.
@@ -85,6 +88,7 @@ class AxialRoPE(Rotary):
         base: float | None = None,
         *,
         rotary_dim: int | None = None,
+        scaling: ScalingLike | None = None,
         extent: tuple[int, int] | None = None,
         shift: float | None = None,
         jitter: float | None = None,
@@ -102,7 +106,7 @@ class AxialRoPE(Rotary):
         base = means.base if base is None else base
         axes = (1, 0) if means.columns_first else (0, 1)
         allocation = [axis for axis in axes for _ in range(rotary_dim // 4)]
-        super().__init__(head_dim, base, means.layout, rotary_dim, axes=2, allocation=allocation)
+        super().__init__(head_dim, base, means.layout, rotary_dim, axes=2, allocation=allocation, scaling=scaling)
         self.convention, self.extent = convention, None if extent is None else extent_of(extent)
         self.shift = None if shift is None else number("shift", shift, above=0)
         self.jitter = None if jitter is None else number("jitter", jitter, above=1)
@@ -151,7 +155,8 @@ class AxialRoPE(Rotary):
         self, device: torch.device | None = None, lengths: Tensor | None = None
     ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
         unit = CONVENTIONS[self.convention].unit
-        return unit * frequencies(self.rotary_dim // 2, self.base, device).repeat(2)[None], 1.0
+        theta, factor = self.scaled_on_axis(unit * frequencies(self.rotary_dim // 2, self.base, device))
+        return theta.repeat(1, 2), factor
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None

@@ -9,6 +9,7 @@ from posenc.arguments import check_choice, number, shown, whole
 from posenc.positions.positions import Positions
 from posenc.rotary import Rotary
 from posenc.rotation.phases import PairLayout
+from posenc.rotation.scaling_parameters import ScalingLike
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 Form: TypeAlias = Literal["sections", "interleaved", "ernie", "videorope"]
@@ -35,7 +36,8 @@ class MRoPE(Rotary):
         "videorope"    the same as "ernie"                                                     VideoRoPE, half layout
 
     where "half" pairs the channels (k, k + d/2) and "interleaved" (2k, 2k + 1). Where a token's coordinates are equal,
-    as for text, it is RoPE of that layout. Nothing is learned.
+    as for text, it is RoPE of that layout. Nothing is learned. ``rotary_dim`` and ``scaling`` are those of `RoPE`: with
+    rotary_dim, it takes the place of d, and the other channels are unchanged.
 
     Use `Positions.multimodal` for text with images, or, for VideoRoPE, its own `multimodal`; `Positions.following`
     continues both. The defaults in transformers are (16, 24, 24) and base 1 000 000 for Qwen2-VL, whose sizes VideoRoPE
@@ -51,22 +53,33 @@ class MRoPE(Rotary):
 
     positions_made_by = "Positions.multimodal(parts), or for form='videorope' its own multimodal(parts)"
 
-    def __init__(self, head_dim: int, sections: Sequence[int], form: Form = "sections", base: float = 10_000.0) -> None:
+    def __init__(
+        self,
+        head_dim: int,
+        sections: Sequence[int],
+        form: Form = "sections",
+        base: float = 10_000.0,
+        *,
+        rotary_dim: int | None = None,
+        scaling: ScalingLike | None = None,
+    ) -> None:
         head_dim = whole("head_dim", head_dim, least=2)
         check_choice("form", form, tuple(LAYOUTS))
-        if head_dim % 2:
-            raise ValueError(f"head_dim must be even, got {head_dim}")
+        name, turning = (
+            ("head_dim", head_dim) if rotary_dim is None else ("rotary_dim", whole("rotary_dim", rotary_dim))
+        )
         if not isinstance(sections, Sequence) or len(sections) != 3:
             raise ValueError(f"sections must be the pairs of time, row and column, got {shown(sections)}")
         n_t, n_h, n_w = (whole("sections", n, least=0) for n in sections)
-        if n_t + n_h + n_w != head_dim // 2:
-            raise ValueError(f"sections must sum to head_dim/2 = {head_dim // 2}, got {shown(tuple(sections))}")
+        if n_t + n_h + n_w != turning // 2:
+            raise ValueError(f"sections must sum to {name}/2 = {turning // 2}, got {shown(tuple(sections))}")
         if form in ("ernie", "videorope") and n_h != n_w:
             raise ValueError(
                 f"sections must have equal numbers for row and column for form={form!r}, in the order time, row, "
                 f"column, got {shown(tuple(sections))}"
             )
-        super().__init__(head_dim, base, LAYOUTS[form], axes=3, allocation=dealt(form, n_t, n_h, n_w))
+        allocation = dealt(form, n_t, n_h, n_w)
+        super().__init__(head_dim, base, LAYOUTS[form], rotary_dim, axes=3, allocation=allocation, scaling=scaling)
         self.sections, self.form = (n_t, n_h, n_w), form
 
     def multimodal(

@@ -14,6 +14,7 @@ from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import Rotary
 from posenc.rotation.phases import PairRotation, check_fits, frequencies
+from posenc.rotation.scaling_parameters import ScalingLike
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 
@@ -41,6 +42,10 @@ class RoPE3D(Rotary):
     This is no rotation: it changes lengths, and a score depends on the positions of both tokens, not only on their
     distance. Use it for the published weights, which were trained with it.
 
+    ``scaling`` is one of ``posenc.scalings`` or a function, as for `RoPE`. It maps the frequencies of time alone, as is
+    usual for longer videos, or of the ``scaled_axes`` out of 0, 1 and 2, each by itself, and may not depend on the
+    number of tokens.
+
     Use positions from `Positions.grid(height, width, frames=frames)`. CogVideoX interpolates rows and columns over its
     training size: scale the coordinates. Nothing is learned.
 
@@ -60,6 +65,9 @@ class RoPE3D(Rotary):
         shares: Sequence[int] | None = None,
         base: float = 10_000.0,
         form: Literal["rotation", "vjepa2"] = "rotation",
+        *,
+        scaling: ScalingLike | None = None,
+        scaled_axes: Sequence[int] = (0,),
     ) -> None:
         check_choice("form", form, ("rotation", "vjepa2"))
         d = whole("head_dim", head_dim, least=2 if form == "rotation" else 6)
@@ -78,13 +86,25 @@ class RoPE3D(Rotary):
         if d_t + d_h + d_w != turning or d_t % 2 or d_h % 2 or d_w % 2:
             raise ValueError(f"shares must be even and sum to head_dim = {d}, got {shown(tuple(shares))}")
         allocation = (0,) * (d_t // 2) + (1,) * (d_h // 2) + (2,) * (d_w // 2)
-        super().__init__(d, base, "interleaved", turning, axes=3, allocation=allocation)
+        super().__init__(d, base, "interleaved", turning, axes=3, allocation=allocation, scaling=scaling)
         self.shares, self.form = (d_t, d_h, d_w), form
+        if not isinstance(scaled_axes, Sequence):
+            raise ValueError(
+                f"scaled_axes must be axes, 0 for time, 1 for rows, 2 for columns, got {shown(scaled_axes)}"
+            )
+        self.scaled_axes = tuple(whole("scaled_axes", axis, 0, 2) for axis in scaled_axes)
 
     def frequencies(
         self, device: torch.device | None = None, lengths: Tensor | None = None
     ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
-        return torch.cat([frequencies(share, self.base, device) for share in self.shares if share])[None], 1.0
+        theta, factors = [], []
+        for axis, share in enumerate(self.shares):
+            if share:
+                own = frequencies(share, self.base, device)
+                scaled, factor = self.scaled_on_axis(own) if axis in self.scaled_axes else (own[None], 1.0)
+                theta.append(scaled)
+                factors.append(torch.ones_like(scaled) * factor)
+        return torch.cat(theta, -1), 1.0 if self.scaling is None else torch.cat(factors, -1)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
