@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from posenc.rotation.scalings import NTKAware as NTKAware
     from posenc.rotation.scalings import PositionInterpolation as PositionInterpolation
     from posenc.rotation.scalings import Proportional as Proportional
+    from posenc.rotation.scalings import Resonance as Resonance
+    from posenc.rotation.scalings import RIFLEx as RIFLEx
+    from posenc.rotation.scalings import SoftClipping as SoftClipping
     from posenc.rotation.scalings import YaRN as YaRN
     from posenc.schedule import Schedule as Schedule
     from posenc.scheme import Scheme as Scheme
@@ -113,7 +116,10 @@ _HOMES = {
     **dict.fromkeys(("PositionError", "Positions"), "positions.positions"),
     "catalog": "schemes.catalog",
     **dict.fromkeys(
-        ("DynamicNTK", "Llama3", "LongRoPE", "NTKAware", "PositionInterpolation", "Proportional", "YaRN"),
+        (
+            *("DynamicNTK", "Llama3", "LongRoPE", "NTKAware", "PositionInterpolation", "Proportional"),
+            *("Resonance", "RIFLEx", "SoftClipping", "YaRN"),
+        ),
         "rotation.scalings",
     ),
     **{scheme.partition(".")[2]: "schemes." + scheme.partition(".")[0] for scheme in _SCHEMES.split()},

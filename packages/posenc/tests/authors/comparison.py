@@ -35,11 +35,14 @@ from posenc import (
     Positions,
     QueryScale,
     ReRoPE,
+    Resonance,
+    RIFLEx,
     RoPE,
     RoPE3D,
     Scheme,
     SelfExtend,
     Sinusoidal,
+    SoftClipping,
     StickBreaking,
     Swin,
     SwinV2,
@@ -359,6 +362,36 @@ def fox(n: int, m: int, d: int) -> Tensor:
     of_queries, of_keys = {"forgotten": gates[:, :, n - m :]}, {"forgotten": gates}
     encoding = FoX(2)(whole[n - m :], whole, dtype=DOUBLE).with_projected(of_queries, of_keys)
     return posenc.attention(q[:, :, n - m :], k, v, encoding, is_causal=True, scale=0.5)
+
+
+def cable(n: int, heads: int, d: int) -> Tensor:
+    """With the identity as projection of the output."""
+    dim = heads * d
+    x = wave(1, n, dim)
+    q, k, v = (
+        F.linear(x, wave(3 * dim, dim, seed=1) / 3, wave(3 * dim, seed=2) / 3)
+        .view(1, n, 3, heads, d)
+        .permute(2, 0, 3, 1, 4)
+    )
+    softened = F.linear(x, wave(heads, dim, seed=3) / 3, wave(heads, seed=4)).transpose(1, 2)
+    encoding = FoX(heads)(Positions.arange(n), dtype=DOUBLE).with_projected({"forgotten": -softened})
+    return posenc.attention(q, k, v, encoding, is_causal=True, scale=1.0).transpose(1, 2).reshape(1, n, dim)
+
+
+def clipped(dim: int, base: float, n: int) -> Tensor:
+    return cosines(SoftClipping(pairs=20), dim, base, n)
+
+
+def resonance(dim: int, base: float, n: int) -> Tensor:
+    return cosines(Resonance(), dim, base, n)
+
+
+def resonance_yarn(dim: int, length: int, factor: float, n: int) -> Tensor:
+    return cosines(Resonance(YaRN(factor, length)), dim, 10_000.0, n)
+
+
+def riflex(dim: int, base: float, seen: int, length: int, n: int) -> Tensor:
+    return cosines(RIFLEx(length, repeats_at=seen), dim, base, n)
 
 
 def vllm(length: int, lengths: list[int]) -> Tensor:

@@ -8,10 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, Scheme, YaRN
+from posenc import (
+    DynamicNTK,
+    Llama3,
+    LongRoPE,
+    NTKAware,
+    PositionInterpolation,
+    Proportional,
+    Resonance,
+    RIFLEx,
+    Scheme,
+    SoftClipping,
+    YaRN,
+)
 from posenc.rotation import scalings
 from tests.errors.wrong_calls import INF, NAN, NO_WORDS, Row, each, flags, numbers, sizes
-from tests.mutants import Mutant
+from tests.mutants import Mutant, lines
 from tests.schemes import test_scalings
 
 RIGHT_GAMMA = YaRN._gamma
@@ -98,6 +110,14 @@ MUTANTS = (
     Mutant("has one factor for both lists", LongRoPE, "magnitudes", property(lambda self: (1.25, 1.25)), magnitudes),
     Mutant("lets a cache keep turned keys", Scheme, "needs_raw_keys", property(lambda self: False), decoding),
     Mutant("rotates a part, not a proportion", Proportional, "__call__", partial_rotation, frequencies),
+    *lines(
+        frequencies,
+        ("tapers from beside 1", SoftClipping, "__call__", "cumsum(-1) - 1", "cumsum(-1)"),
+        ("clips those that turn once", SoftClipping, "__call__", "< 2 * math.pi", "< 4 * math.pi"),
+        ("rounds periods up", Resonance, "__call__", ".round()", ".ceil()"),
+        ("rounds no period", RIFLEx, "__call__", ".round()", ""),
+        ("turns a whole period", RIFLEx, "__call__", "self.share * ", ""),
+    ),
 )
 
 # -- what they refuse --------------------------------------------------------------------------------------------------
@@ -215,6 +235,29 @@ REFUSED: dict[str, list[Row]] = {
             partial(LongRoPE(**LISTS), THETA[:1], THETA[:1, None]),
             "short_factor and long_factor must have 1 numbers, one for each pair, got 2",
         ),
+    ],
+    "SoftClipping": [
+        Row(SoftClipping, "either original_length or pairs must be given, got None and None"),
+        Row(lambda: SoftClipping(64, 20), "either original_length or pairs must be given, got 64 and 20"),
+        *sizes(SoftClipping, {}, "original_length"),
+        *sizes(SoftClipping, {}, "pairs"),
+        Row(lambda: SoftClipping(64, scaling=2.0), "scaling must be a scaling, a function of theta or None, got 2.0"),
+        Row(
+            lambda: SoftClipping(64, scaling=DynamicNTK(2, 64))(THETA),
+            NEEDED.format("DynamicNTK"),
+        ),
+    ],
+    "Resonance": [
+        Row(lambda: Resonance(YaRN), "scaling must be a scaling, a function of theta or None, got the class YaRN"),
+    ],
+    "RIFLEx": [
+        Row(lambda: RIFLEx(64), "either pair or repeats_at must be given, got None and None"),
+        Row(lambda: RIFLEx(64, 3, 48), "either pair or repeats_at must be given, got 3 and 48"),
+        Row(lambda: RIFLEx(64, pair=-1), "pair must be a whole number of at least 0, got -1"),
+        Row(lambda: RIFLEx(64, pair=2)(THETA), "pair must be within 0..1, got 2"),
+        Row(lambda: RIFLEx(64, repeats_at=0), "repeats_at must be a finite number above 0, got 0"),
+        *sizes(RIFLEx, {"pair": 1}, "length"),
+        *numbers(RIFLEx, {"length": 64, "pair": 1}, "share", 0),
     ],
     "Proportional": [
         *each(

@@ -10,6 +10,9 @@ With θ_k = base^(-2k/D), s the factor, L the trained length, n the length of th
     by parts      g θ_k + (1-g) (h ntk_k + (1-h) θ_k/s), g and h the ramps of `yarn` from 16 to 2 turns and from 1.25
                   to 0.75, as in LlamaPartNTKScaledRotaryEmbedding.py of the authors of YaRN
     longrope      θ_k / list[k], the long list where n > L   Ding et al. 2024 (arXiv 2402.13753), eq. 2
+    clipped       θ_k (1 + cos(pi m/(c-1)))/2 for the m-th of the c pairs with 2 pi/θ_k > L, or of the last c, m from 0
+    resonance     2 pi/round(2 pi/θ_k)
+    riflex        θ_k, but share 2 pi/n for the k with the |round(2 pi/θ_k) - N| that is the least
     proportional  θ_k for k < floor(p D/2), else 0           Barbero et al. 2024 (arXiv 2410.06205), section 6
 """
 
@@ -90,3 +93,23 @@ def longrope_magnitude(s: float, trained: int) -> float:
 
 def proportional(dim: int, base: float, share: float) -> Vector:
     return [base ** (-2 * k / dim) if k < math.floor(share * dim / 2) else 0.0 for k in range(dim // 2)]
+
+
+def clipped(theta: Vector, trained: int | None = None, pairs: int | None = None) -> Vector:
+    slow = [k for k in range(len(theta)) if (2 * math.pi / theta[k] > trained if trained else k >= len(theta) - pairs)]
+    out = list(theta)
+    for m, k in enumerate(slow):
+        out[k] = theta[k] * 0.5 * (1 + math.cos(math.pi * m / (len(slow) - 1 or 1)))
+    return out
+
+
+def resonance(theta: Vector) -> Vector:
+    return [2 * math.pi / round(2 * math.pi / each) for each in theta]
+
+
+def riflex(dim: int, base: float, length: int, seen: float, share: float = 0.9) -> tuple[int, Vector]:
+    """The pair that is changed too."""
+    theta = [base ** (-2 * k / dim) for k in range(dim // 2)]
+    away = [abs(round(2 * math.pi / each) - seen) for each in theta]
+    k = away.index(min(away))
+    return k, [share * 2 * math.pi / length if n == k else each for n, each in enumerate(theta)]

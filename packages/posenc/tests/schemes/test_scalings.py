@@ -22,8 +22,11 @@ from posenc import (
     Positions,
     Proportional,
     QueryScale,
+    Resonance,
+    RIFLEx,
     RoPE,
     Scheme,
+    SoftClipping,
     YaRN,
 )
 from posenc.models import Decoder, KVCache
@@ -58,6 +61,11 @@ def same(one: Tensor, expected: list[float]) -> None:
     torch.testing.assert_close(one, torch.tensor(expected, dtype=torch.float64), rtol=POWER, atol=0)
 
 
+def close(one: Tensor, expected: list[float]) -> None:
+    """Also of numbers that are nearly 0: of 1 + cos(pi t) a rounding remains."""
+    torch.testing.assert_close(one, torch.tensor(expected, dtype=torch.float64), rtol=POWER, atol=POWER)
+
+
 # -- the formulas ------------------------------------------------------------------------------------------------------
 
 
@@ -78,6 +86,17 @@ def test_frequencies_are_the_oracles(dim: int, base: float, trained: int) -> Non
             same(found(YaRN(s, trained, fast, slow, ramp="ratio"), dim, base), of_ratio)
     for share in (0.0, 0.25, 0.3, 0.5, 0.7, 1.0):
         same(found(Proportional(share), dim, base), scalings.proportional(dim, base, share))
+    theta = scalings.linear(dim, base, 1.0)
+    for scaling, before in ((None, theta), (YaRN(4.0, trained), yarn.frequencies(dim, base, 4.0, trained))):
+        same(found(Resonance(scaling), dim, base), scalings.resonance(before))
+        for length in (6, trained // 3, trained, 10**9):
+            close(found(SoftClipping(length, scaling=scaling), dim, base), scalings.clipped(before, length))
+        for pairs in (1, 2, 5, 99):
+            close(found(SoftClipping(pairs=pairs, scaling=scaling), dim, base), scalings.clipped(before, None, pairs))
+    for repeats_at in (6.0, 34.53, trained / 3, 10.0**9):  # 34.53 is nearer to 6.28 than to 62.8, and to 63 than to 6
+        k, expected = scalings.riflex(dim, base, 2 * trained, repeats_at)
+        same(found(RIFLEx(2 * trained, repeats_at=repeats_at), dim, base), expected)
+        same(found(RIFLEx(2 * trained, pair=k), dim, base), expected)
 
 
 @DIMS
@@ -132,6 +151,9 @@ def test_where_the_ramp_has_no_width() -> None:
         (PositionInterpolation(4), 1.0),
         (NTKAware(4), 1.0),
         (Proportional(0.5), 1.0),
+        (SoftClipping(64), 1.0),
+        (Resonance(YaRN(8, 64)), 0.1 * math.log(8) + 1),
+        (RIFLEx(64, pair=1), 1.0),
     ],
     ids=repr,
 )
@@ -185,6 +207,8 @@ BY_LENGTH = {
     "dynamic": DynamicNTK(2, TRAINED),
     "dynamic yarn": YaRN(1, TRAINED, dynamic=True),
     "longrope": LongRoPE(*lists(8), TRAINED, factor=4),
+    "resonance of dynamic yarn": Resonance(YaRN(1, TRAINED, dynamic=True)),
+    "clipping of dynamic": SoftClipping(pairs=2, scaling=DynamicNTK(2, TRAINED)),
     "longrope, two factors": LongRoPE(*lists(8), TRAINED, attention_factor=(1.1, 1.3)),
 }
 OVER = pytest.mark.parametrize("scaling", BY_LENGTH.values(), ids=BY_LENGTH.keys())

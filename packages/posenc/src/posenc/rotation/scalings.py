@@ -10,11 +10,14 @@ Pass a scaling to a scheme: ``RoPE(head_dim, base, scaling=YaRN(4.0, 4096))``. I
     Llama3                  the same, with other limits and no factor            Llama 3.1 and later
     LongRoPE                theta_k / lambda_k, a list for n <= L, one for n > L cos and sin times sqrt(1 + ln s/ln L)
     Proportional            theta_k for the first share of the pairs, else 0     p-RoPE
+    SoftClipping            theta_k for fast pairs, and less and less down to 0  CoPE, clipped RoPE
+    Resonance               2 pi / round(2 pi / theta_k)                         periods of whole numbers of tokens
+    RIFLEx                  theta_k but for one pair, which has 0.9 2 pi / L'    longer videos, on the axis of time
 
-where s is the factor of lengths and L the training length; NTKAware may also be by parts, and YaRN dynamic. If
-``needs_lengths`` is true, the scaling is also called with the length of every row, (rows, 1), and theta' is (rows,
-pairs): rows are independent of one another, and a cache keeps unrotated keys. Any function ``theta -> (theta',
-factor)`` is a scaling too.
+where s is the factor of lengths, L the training length and L' that of the text or video; NTKAware may also be by parts,
+and YaRN dynamic. If ``needs_lengths`` is true, the scaling is also called with the length of every row, (rows, 1), and
+theta' is (rows, pairs): rows are independent of one another, and a cache keeps unrotated keys. Any function ``theta ->
+(theta', factor)`` is a scaling too.
 
 Shapes: theta float64 (pairs,), lengths float64 (rows, 1), theta' float64 (pairs,) or (rows, pairs), in radians per
 position. Nothing is learned. Two scalings with the same arguments are equal.
@@ -431,3 +434,127 @@ class Proportional(_Scaling):
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         turning = int(self.share * (2 * theta.numel()) // 2)
         return theta * (torch.arange(theta.numel(), device=theta.device) < turning) / self.factor, 1.0
+
+
+class _AfterAnother(_Scaling):
+    """Base class of scalings that change what another scaling returns, whose factor they keep."""
+
+    scaling: Scaling | None
+
+    @property
+    def needs_lengths(self) -> bool:  # type: ignore[override]  # a class variable of the others
+        """Whether the other scaling needs them."""
+        return bool(getattr(self.scaling, "needs_lengths", False))
+
+    def _check_scaling(self) -> None:
+        if self.scaling is not None and (isinstance(self.scaling, type) or not callable(self.scaling)):
+            raise ValueError(f"scaling must be a scaling, a function of theta or None, got {shown(self.scaling)}")
+
+    def _before(self, *theta_and_lengths: Tensor) -> tuple[Tensor, Any]:
+        return (theta_and_lengths[0], 1.0) if self.scaling is None else self.scaling(*theta_and_lengths)
+
+
+@dataclass(frozen=True, repr=False)
+class SoftClipping(_AfterAnother):
+    """CoPE, clipped RoPE: slows down the c slowest pairs, from the fastest of them, which is unchanged, down to 0.
+
+    Formula: theta'_k = theta_k (1 + cos(pi t_k)) / 2, with t_k = 0, 1/(c-1), .., 1 for the last c pairs. If c is 1, the
+    pair is unchanged. c is the number of pairs that turn less than once in ``original_length`` = L, so whose period
+    2 pi/theta_k is above L, or it is ``pairs``, or all if these are more.
+
+    It follows another ``scaling`` if there is one. The authors have c = 20 of the 64 pairs of Llama 3 with base
+    500 000, whose length is 8192. (`CoPE` is contextual position encoding, another scheme.)
+    Errors: ValueError unless exactly one of original_length and pairs is given.
+    Source: Li et al. 2026, "CoPE: Clipped RoPE as A Scalable Free Lunch for Long Context LLMs" (arXiv 2602.05258), by
+    the authors' code (hrlics/CoPE, modeling_cope.py); c by length as in pull request 1387 of mlx-lm. The equations of
+    the paper were not read.
+    """
+
+    original_length: int | None = None
+    pairs: int | None = None
+    scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        given = {n: v for n in ("original_length", "pairs") if (v := getattr(self, n)) is not None}
+        if len(given) != 1:
+            got = f"{shown(self.original_length)} and {shown(self.pairs)}"
+            raise ValueError(f"either original_length or pairs must be given, got {got}")
+        self._set(**{name: whole(name, value) for name, value in given.items()})
+        self._check_scaling()
+
+    def __call__(self, *theta_and_lengths: Float64[Tensor, "..."]) -> tuple[Float64[Tensor, "*rows pairs"], Any]:
+        theta, factor = self._before(*theta_and_lengths)
+        if self.pairs is not None:
+            is_slow = torch.arange(theta.size(-1), device=theta.device).expand_as(theta) >= theta.size(-1) - self.pairs
+        else:
+            assert self.original_length is not None
+            is_slow = theta * self.original_length < 2 * math.pi
+        nth = is_slow.to(theta.dtype).cumsum(-1) - 1
+        t = nth / nth[..., -1:].clamp(min=1)
+        return torch.where(is_slow, theta * (1 + torch.cos(math.pi * t)) / 2, theta), factor
+
+
+@dataclass(frozen=True, repr=False)
+class Resonance(_AfterAnother):
+    """Resonance RoPE: 2 pi / round(2 pi / theta_k), so that each pair returns to the same angle after a whole number of
+    tokens, and pairs whose period is below the training length have no angle that is new to the model.
+
+    It follows another ``scaling`` if there is one: ``Resonance(YaRN(4.0, 4096))`` is Resonance YaRN. Halves are rounded
+    to even, and a period is at least 1. The frequency 0 stays 0.
+    Source: Wang et al. 2024, "Resonance RoPE: Improving Context Length Generalization of Large Language Models" (arXiv
+    2403.00071), by the authors' code (sheryc/resonance_rope, rotary_resonance.py and
+    LlamaYaRNScaledResonanceRotaryEmbedding.py).
+    """
+
+    scaling: Scaling | None = None
+
+    def __post_init__(self) -> None:
+        self._check_scaling()
+
+    def __call__(self, *theta_and_lengths: Float64[Tensor, "..."]) -> tuple[Float64[Tensor, "*rows pairs"], Any]:
+        theta, factor = self._before(*theta_and_lengths)
+        return 2 * math.pi / (2 * math.pi / theta).round().clamp(min=1), factor
+
+
+@dataclass(frozen=True, repr=False)
+class RIFLEx(_Scaling):
+    """RIFLEx: slows down the one pair whose period is that of repetitions in videos longer than in training.
+
+    Formula: theta'_k = ``share`` 2 pi/L' for one k, the intrinsic frequency, with ``length`` = L' frames of the video
+    that is generated, so that it turns less than once; the other frequencies stay. k is ``pair``, counted from 0, or
+    the pair whose period round(2 pi/theta_k) is the nearest to ``repeats_at``, the frame at which repetitions begin.
+    Frames are those of the latent video. For HunyuanVideo, ``repeats_at`` is 48, which is the pair 3 of period 50.
+
+    Use it on the axis of time: ``RoPE3D(128, (16, 56, 56), base=256.0, scaling=RIFLEx(66, pair=3))``. `NTKAware` and
+    `PositionInterpolation` are for one axis in the same way.
+    Errors: ValueError unless exactly one of pair and repeats_at is given, and for a pair that theta does not have.
+    Source: Zhao et al. 2025, "RIFLEx: A Free Lunch for Length Extrapolation in Video Diffusion Transformers" (arXiv
+    2502.15894), equations 4, 7 and 8 as numbered in the authors' code (thu-ml/RIFLEx, riflex_utils.py), which has the
+    share 0.9 and counts pairs from 1. Their page (riflex-video.github.io) has the share 1.
+    """
+
+    length: int
+    pair: int | None = None
+    repeats_at: float | None = None
+    share: float = 0.9
+
+    def __post_init__(self) -> None:
+        if (self.pair is None) == (self.repeats_at is None):
+            got = f"{shown(self.pair)} and {shown(self.repeats_at)}"
+            raise ValueError(f"either pair or repeats_at must be given, got {got}")
+        if self.pair is not None:
+            self._set(pair=whole("pair", self.pair, least=0))
+        else:
+            self._set(repeats_at=number("repeats_at", self.repeats_at, above=0))
+        self._set(length=whole("length", self.length), share=number("share", self.share, above=0))
+
+    def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
+        k = torch.arange(theta.numel(), device=theta.device)
+        if self.pair is not None:
+            if self.pair >= theta.numel():
+                raise ValueError(f"pair must be within 0..{theta.numel() - 1}, got {self.pair}")
+            is_intrinsic = k == self.pair
+        else:
+            assert self.repeats_at is not None
+            is_intrinsic = k == ((2 * math.pi / theta).round() - self.repeats_at).abs().argmin()
+        return torch.where(is_intrinsic, self.share * 2 * math.pi / self.length, theta), 1.0

@@ -22,11 +22,14 @@ class FoX(Scheme):
     rewarded, so attention needs a causal mask.
 
     Each layer provides the feature ``forgotten``: it projects its hidden state, with a bias, to a number per head. See
-    `posenc.models.ForwardPass.features`.
+    `posenc.models.ForwardPass.features`. CABLE is the same with the sign of the projection turned: it subtracts
+    softplus(w_h . x_t + b_h) = -ln sigmoid(-(w_h . x_t + b_h)). Its code does not divide products by sqrt(d), so pass
+    ``scale=1.0`` for its weights.
 
     The scheme itself has no parameters. Shapes: gates (batch, num_heads, tokens), any number of key heads.
     Source: Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate" (arXiv 2503.02130),
-    equations 4 to 6, and the authors' layer: a projection with a bias, float32 from the logarithm on.
+    equations 4 to 6, and the authors' layer: a projection with a bias, float32 from the logarithm on; Veisi et al.
+    2025, "Context-aware Biases for Length Extrapolation" (arXiv 2503.08067), by its code, axiomlab/Cable.
     """
 
     looks_back = "ALiBi with form='bidirectional'"
