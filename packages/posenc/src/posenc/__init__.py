@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from posenc.schemes.grape_a import GRAPEA as GRAPEA
     from posenc.schemes.inkling import Inkling as Inkling
     from posenc.schemes.kerple import KERPLE as KERPLE
+    from posenc.schemes.key_offset import KeyOffset as KeyOffset
     from posenc.schemes.le_rope import LeRoPE as LeRoPE
     from posenc.schemes.learned import Learned as Learned
     from posenc.schemes.lie_re import LieRE as LieRE
@@ -101,7 +102,8 @@ _SCHEMES = """
     rotated_values.RotatedValues segment.Segment self_extend.SelfExtend sinusoidal.Sinusoidal cope.CoPE fox.FoX
     wall.Wall grape_a.GRAPEA stick_breaking.StickBreaking inkling.Inkling query_scale.QueryScale softcap.Softcap
     axial_rope.AxialRoPE cameras.Cameras lie_re.LieRE mixed_rope.MixedRoPE mrope.MRoPE rope_3d.RoPE3D
-    string.STRING deberta.DeBERTa fire.FIRE kerple.KERPLE sandwich.Sandwich swin.Swin swin_v2.SwinV2 tupe.TUPE
+    string.STRING deberta.DeBERTa fire.FIRE kerple.KERPLE key_offset.KeyOffset
+    sandwich.Sandwich swin.Swin swin_v2.SwinV2 tupe.TUPE
 """
 
 # The module of each public name. Names are imported on first use, so that the command line starts without torch.

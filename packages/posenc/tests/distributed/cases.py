@@ -210,6 +210,8 @@ def chosen(world: int, every: int = 1, start: int = 0) -> list[Case]:
             kv_heads = HEADS
         if method == "ring" and any(score_term.reads_rows for score_term in _pieces(name)):
             method = "gather"
+        if name == "key_offset":  # a key depends on other keys of its document
+            method, kv_heads = "ulysses", HEADS
         found.append(Case(name, order, method, text, mask, kv_heads))
     return found
 

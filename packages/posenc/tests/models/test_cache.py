@@ -9,26 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import (
-    ALiBi,
-    Chunk,
-    CoPE,
-    FoX,
-    Learned,
-    PositionError,
-    Positions,
-    ReRoPE,
-    RoPE,
-    Schedule,
-    Scheme,
-    Sinusoidal,
-)
+from posenc import ALiBi, KeyOffset, PositionError, Positions, Proportional, RoPE, Scheme, Sinusoidal
 from posenc.encoding.context import NOTHING, Features
 from posenc.models import Decoder, ForwardPass, KVCache
 from tests.cases import DIM, HEAD_DIM, HEADS, KV_HEADS
 from tests.models import zoo
 from tests.models.zoo import CLOSE, LAYERS, PLACES, PROMPTS, TOKENS, WAYS
-from tests.oracles import rope
+from tests.oracles import key_offset, rope
 
 
 class Recorded(KVCache):
@@ -65,6 +52,23 @@ def test_chunks_through_the_cache_are_the_full_forward(name: str, way: str, plac
     full = model(ids, positions).detach()[real]
     for chunk in (1, 3, TOKENS):
         torch.testing.assert_close(in_chunks(model, ids, positions, chunk)[real], full, **CLOSE)
+
+
+@pytest.mark.parametrize("form", ["partial", "proportional"])
+@pytest.mark.parametrize("place", ["plain", "packed", "left padded", "right padded"])
+def test_keys_take_channels_of_the_token_before_across_steps(form: Any, place: str) -> None:
+    """Each document as if it were alone, whatever a step begins with."""
+    beside = RoPE(8, rotary_dim=4) if form == "partial" else RoPE(8, scaling=Proportional(0.5))
+    model = Decoder(zoo.VOCAB, 32, LAYERS, 4, 2, position=beside + KeyOffset(8, form)).double()
+    ids, positions = zoo.tokens(), PLACES[place]
+    keys, real = torch.randn(2, 2, TOKENS, 8, dtype=torch.float64), zoo.real(positions)
+    found, expected = KeyOffset(8, form)(positions).rotate_key(keys), key_offset.offset(form)(keys, positions, None)
+    assert torch.equal(found.transpose(1, 2)[real], expected.transpose(1, 2)[real])
+    full = model(ids, positions).detach()
+    for chunk in (1, 3):
+        torch.testing.assert_close(in_chunks(model, ids, positions, chunk)[real], full[real], **CLOSE)
+    for row, columns, alone in zoo.documents(positions):
+        torch.testing.assert_close(full[row, columns], model(ids[row, columns][None], alone).detach()[0], **CLOSE)
 
 
 @pytest.mark.parametrize(("name", "place"), zoo.in_turn(zoo.SCHEMES, list(PROMPTS)))

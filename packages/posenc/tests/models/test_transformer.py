@@ -55,7 +55,7 @@ def truth(model: Any, case: cases.Case, ids: Tensor, positions: Positions, causa
             for projection in (block.attention.query, block.attention.key, block.attention.value)
         )
         query, key = case.rotate(query, positions), case.rotate(key, positions)
-        query = case.turn_query(query, positions, held)
+        query, key = case.turn_query(query, positions, held), case.turn_key(key, positions, held)
         extra = case.pairs(held, query, key, wide, wide)
         out, _, _ = attention.attend(query, key, case.turn_values(value, wide, 1), visible=seen, **extra)
         out = case.turn_values(out, wide, -1)

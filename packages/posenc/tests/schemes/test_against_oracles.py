@@ -23,6 +23,7 @@ def places(name: str) -> list[str]:
     encoding = CASES[name].scheme()(first)
     reads = any(isinstance(score_term, Row | CumulativeBias) for score_term in encoding.score_terms)
     reads = reads or any(feature.is_clock for feature in encoding.wanted.values())
+    reads = reads or any(rotation.needs_whole_documents or rotation.feature for rotation in encoding.rotations)
     if reads and name in {entry.name for entry in CATALOG}:  # the first of the cases of its scheme
         return every
     others = [where for where in every if where not in ALWAYS]

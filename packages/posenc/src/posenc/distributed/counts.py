@@ -25,6 +25,8 @@ def refusals(encoding: Encoding, sharding: Sharding, kv_heads: int, dropout_p: f
         refusals_by_method["ring"] = "a score term needs whole rows of scores"
     elif dropout_p:
         refusals_by_method["ring"] = "with dropout, blocks that are computed twice would be dropped differently"
+    if any(rotation.needs_whole_documents for rotation in encoding.rotations):
+        refusals_by_method |= dict.fromkeys(("ring", "gather"), "a key depends on other keys of its document")
     of_heads = {"ulysses": sharding.world, "ring": 1 if sharding.within is None else sharding.within.world}
     for method, world in of_heads.items():
         if kv_heads < world:

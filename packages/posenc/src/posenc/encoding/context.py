@@ -62,6 +62,17 @@ def last_sums(
     return torch.where(values, clock.gather(-1, of), torch.zeros_like(clock[:, :, :1]))
 
 
+def previous_tokens(positions: Positions) -> Int[Tensor, "rows tokens"]:
+    """The index of the token before each one in the order of its document; its own for the first."""
+    if positions.layout.run is not None or len(positions) == 0:  # a contiguous text
+        return (torch.arange(len(positions), device=positions.device) - 1).clamp(min=0)[None]
+    index = _places(positions, positions)[0].argsort(dim=-1, stable=True)
+    document = positions.document.expand(index.shape).gather(-1, index)
+    is_first = torch.nn.functional.pad(document[:, 1:] != document[:, :-1], (1, 0), value=True)
+    before = torch.where(is_first, index, index.roll(1, -1))
+    return torch.zeros_like(index).scatter(-1, index, before)
+
+
 def following(
     x: Float[Tensor, "batch heads queries keys"], keys: Positions, *, itself: bool
 ) -> Float[Tensor, "batch heads queries keys"]:

@@ -79,6 +79,8 @@ class Rotation:
     With ``for_each_other`` the rotated queries and keys depend on the other tokens of the call, and only their product
     does not: a term that reads them separately raises ValueError.
 
+    With ``needs_whole_documents`` a key depends on other keys of its document, which must be in the same call.
+
     `by_feature` makes a rotation that depends on a ``feature`` of each layer: ``reads`` takes it and returns the map.
     """
 
@@ -90,6 +92,7 @@ class Rotation:
     bands: tuple[Band, ...] = ()
     chunk: int | None = None
     for_each_other: bool = False
+    needs_whole_documents: bool = False
     feature: str | None = None
     reads: Callable[[Tensor], TokenMap] | None = None
 
