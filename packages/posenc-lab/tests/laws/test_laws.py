@@ -218,7 +218,7 @@ def test_shaw_shares_a_vector_past_its_window_by_design(k: int, doors: dict[str,
 def assert_attention_without_it_is_blind_to_order(name: str) -> None:
     finding = found("order_free", name)
     assert finding.numbers["without it"] < EXACT
-    assert finding.holds == (name in ("nope", "segment", "softcap"))
+    assert finding.holds == (name in ("nope", "re_po", "segment", "softcap"))
 
 
 # --- more than one --------------------------------------------------------------------------------------------------

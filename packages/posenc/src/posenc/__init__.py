@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from posenc.schemes.nope import NoPE as NoPE
     from posenc.schemes.pope import PoPE as PoPE
     from posenc.schemes.query_scale import QueryScale as QueryScale
+    from posenc.schemes.re_po import RePo as RePo
     from posenc.schemes.re_rope import ReRoPE as ReRoPE
     from posenc.schemes.relative_1d import Relative1D as Relative1D
     from posenc.schemes.relative_2d import Relative2D as Relative2D
@@ -98,7 +99,7 @@ _SCHEMES = """
     alibi.ALiBi absolute_in_attention.AbsoluteInAttention distance_aware.DistanceAware dual_chunk.DualChunk
     exponential_decay.ExponentialDecay fourier_features.FourierFeatures re_rope.ReRoPE relative_1d.Relative1D
     relative_2d.Relative2D shaw.Shaw t5.T5 transformer_xl.TransformerXL learned.Learned nope.NoPE rope.RoPE
-    xpos.XPos pope.PoPE le_rope.LeRoPE fope.FoPE selective_rope.SelectiveRoPE carope.CARoPE mla.MLA
+    xpos.XPos pope.PoPE le_rope.LeRoPE fope.FoPE selective_rope.SelectiveRoPE carope.CARoPE mla.MLA re_po.RePo
     rotated_values.RotatedValues segment.Segment self_extend.SelfExtend sinusoidal.Sinusoidal cope.CoPE fox.FoX
     wall.Wall grape_a.GRAPEA stick_breaking.StickBreaking inkling.Inkling query_scale.QueryScale softcap.Softcap
     axial_rope.AxialRoPE cameras.Cameras lie_re.LieRE mixed_rope.MixedRoPE mrope.MRoPE rope_3d.RoPE3D

@@ -211,9 +211,9 @@ class PairwiseRotary(OfAllPairs):
 
 
 class ClockRotary(OfAllPairs):
-    """Abstract base class of schemes that rotate channel pairs by angles that are sums over the tokens so far, of what
-    each layer projects from them. A subclass has one feature, a clock that ``rotates``, with a number for each pair of
-    each key head; ``frequencies`` multiply it.
+    """Abstract base class of schemes that rotate channel pairs by what each layer projects from the tokens. A subclass
+    has one feature that ``rotates``: a clock, summed over the tokens so far, with a number for each pair of each key
+    head, or a position of each token, with one for each key head. ``frequencies`` multiply it.
     """
 
     heads_of = "key"
@@ -230,25 +230,30 @@ class ClockRotary(OfAllPairs):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        (feature,) = self.features
+        ((name, feature),) = self.features.items()
         theta = self.frequencies(positions.device)
-        return Rotation.by_feature(feature, ClockRotation(theta, dtype, self.layout, self.head_dim))
+        pairs = self.head_dim // 2 if feature.is_clock else None
+        return Rotation.by_feature(name, ClockRotation(theta, dtype, self.layout, self.head_dim, pairs))
 
 
 @dataclass(frozen=True, eq=False)
 class ClockRotation:
-    """The rotation by theta times the readings of a clock, (batch, key heads, tokens, pairs)."""
+    """The rotation by theta times the readings of a clock, (batch, key heads, tokens, pairs), or times positions,
+    (batch, key heads, tokens)."""
 
     theta: Float64[Tensor, " pairs"] | float
     dtype: torch.dtype
     layout: PairLayout
     head_dim: int
+    pairs: int | None
 
     def __call__(self, readings: Tensor) -> PairRotation:
-        if readings.dim() != 4 or readings.size(-1) != self.head_dim // 2:
-            wanted = f"(batch, key heads, tokens, {self.head_dim // 2})"
-            raise ValueError(f"the feature that the rotation reads must be {wanted}, got {shown(readings)}")
-        return PairRotation.by(in_double(readings) * self.theta, readings, self.dtype, self.layout, self.head_dim)
+        of_pairs = () if self.pairs is None else (self.pairs,)
+        if readings.dim() != 3 + len(of_pairs) or readings.shape[3:] != of_pairs:
+            wanted = ", ".join(map(str, ("batch", "key heads", "tokens", *of_pairs)))
+            raise ValueError(f"the feature that the rotation reads must be ({wanted}), got {shown(readings)}")
+        angle = in_double(readings if of_pairs else readings[..., None]) * self.theta
+        return PairRotation.by(angle, readings, self.dtype, self.layout, self.head_dim)
 
 
 def last_channels_start(name: str, turning: int, head_dim: int) -> int:

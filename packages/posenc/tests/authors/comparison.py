@@ -34,6 +34,7 @@ from posenc import (
     PositionInterpolation,
     Positions,
     QueryScale,
+    RePo,
     ReRoPE,
     Resonance,
     RIFLEx,
@@ -392,6 +393,15 @@ def resonance_yarn(dim: int, length: int, factor: float, n: int) -> Tensor:
 
 def riflex(dim: int, base: float, seen: int, length: int, n: int) -> Tensor:
     return cosines(RIFLEx(length, repeats_at=seen), dim, base, n)
+
+
+def repo(n: int, heads: int, d: int, base: float) -> Tensor:
+    dim = heads * d
+    x, rows = wave(1, n, dim), dim // 8
+    gate, content = (F.linear(x, wave(rows, dim, seed=seed) / 3) for seed in (1, 2))
+    z = F.linear(F.silu(gate) * content, wave(heads, rows, seed=3)).transpose(1, 2)
+    encoding = RePo(heads, d, base)(Positions.arange(n), dtype=DOUBLE).with_projected({"position": z})
+    return encoding.rotate_query(wave(1, heads, n, d, seed=4))
 
 
 def vllm(length: int, lengths: list[int]) -> Tensor:

@@ -578,8 +578,9 @@ def case(
     encoding = bound(scheme, query_positions, key_positions, tensors[0])
     for turn in encoding.rotations:
         if turn.feature is not None:
+            width = (head_dim // 2,) if encoding.wanted[turn.feature].is_clock else ()
             for side, n in (("query", queries), ("key", keys)):
-                features[f"{side} {turn.feature}"] = drawn(batch, kv_heads, n, head_dim // 2)
+                features[f"{side} {turn.feature}"] = drawn(batch, kv_heads, n, *width)
     for score_term in encoding.score_terms:
         if (feature := getattr(score_term, "feature", None)) is not None:
             width = (score_term.at(torch.zeros(1).long()).size(-1),) if isinstance(score_term, RelativeDot) else ()

@@ -127,7 +127,9 @@ FAR, LESS_FAR = 100_000, 6_250  # less where a network makes an entry for every 
 # No positions, or none in the weights; counts of tokens in their place; channels that all have faded, as its docstring
 # says. The columns of M-RoPE turn the slowest pair of eight channels, and queries grow by a hundred-thousandth.
 ALIKE = frozenset({"nope", "segment", "softcap", "cope", "exponential_decay", "mrope", "query_scale", "key_offset"})
-NEED_A_LAYER = frozenset({"carope", "fox", "inkling", "selective_rope", "wall"})  # for what it makes of its tokens
+NEED_A_LAYER = frozenset(
+    {"carope", "fox", "inkling", "re_po", "selective_rope", "wall"}
+)  # for what it makes of its tokens
 TOLD_APART = (
     *sorted({entry.name for entry in CATALOG} - ALIKE - NEED_A_LAYER),
     "rope+alibi",

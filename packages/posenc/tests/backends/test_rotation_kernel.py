@@ -243,7 +243,7 @@ WITHOUT_PAIRS = frozenset(
     {"lie_re", "pope", "cameras", "deberta", "deberta in buckets", "key_offset", "query_scale", "swin_v2", "tupe"}
 )
 """Whose maps of queries and keys are matrices, widen them or scale them."""
-LEARNED = frozenset({"carope", "fope", "le_rope", "mixed_rope", "selective_rope", "string"})
+LEARNED = frozenset({"carope", "fope", "le_rope", "mixed_rope", "re_po", "selective_rope", "string"})
 """Whose angles have gradients."""
 
 

@@ -488,6 +488,7 @@ FEATURED = (
     "featured",
     "fox",
     "inkling",
+    "re_po",
     "selective_rope",
     "wall",
 )  # they need what a layer makes of its tokens: see test_parity.py

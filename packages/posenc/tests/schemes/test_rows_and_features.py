@@ -23,7 +23,7 @@ from posenc import (
     explain,
     logits,
 )
-from posenc.encoding.context import Feature, cumulative_sums, last_sums
+from posenc.encoding.context import cumulative_sums, last_sums
 from posenc.models import ForwardPass
 from tests.rounding import of_sums
 
@@ -238,11 +238,6 @@ def test_two_parts_cannot_want_different_things_by_one_name() -> None:
     assert (FoX(HEADS) + FoX(HEADS)).features.keys() == {"forgotten"}
     with pytest.raises(ValueError, match=r"^two schemes need different features named 'profile'"):
         (Inkling(HEADS, 3, 4) + Inkling(HEADS, 2, 4))(Positions.arange(3))
-
-
-def test_a_rotation_reads_a_clock() -> None:
-    with pytest.raises(ValueError, match=r"^is_clock must be True with rotates=True, got False$"):
-        Feature(HEADS, 2, rotates=True)
 
 
 def places() -> dict[str, Positions]:

@@ -145,8 +145,8 @@ class Feature:
     The layer projects its hidden state to ``num_heads`` numbers or, with ``width``, as many vectors of that width; with
     ``bias`` the projection has a bias. ``map`` takes the projection (batch, heads, tokens[, width]) and the positions,
     and returns the feature. With ``is_clock`` it returns increments, and the feature is their cumulative sum over the
-    text; both queries and keys have it. Other features are only of queries. With ``rotates`` a rotation reads it, so it
-    is a clock with as many heads as keys, and no score term may read it.
+    text. With ``rotates`` a rotation reads it, so it has as many heads as keys, and no score term may read it. A clock
+    and a feature that rotates are of queries and keys, others of queries alone.
     """
 
     num_heads: int
@@ -160,8 +160,6 @@ class Feature:
         whole("num_heads", self.num_heads)
         if self.width is not None:
             whole("width", self.width)
-        if self.rotates and not self.is_clock:
-            raise ValueError("is_clock must be True with rotates=True, got False")
 
     @property
     def size(self) -> int:
@@ -232,6 +230,12 @@ def features_of(
     for name, feature in wanted.items():
         if not feature.is_clock:
             of_queries[name] = feature_tensor(feature, name, query, query_positions, heads(feature))
+            if feature.rotates:
+                of_keys[name] = (
+                    of_queries[name]
+                    if key is query and key_positions is query_positions
+                    else feature_tensor(feature, name, key, key_positions, heads(feature))
+                )
             continue
         steps = feature_tensor(feature, name, key, key_positions, heads(feature))
         of_keys[name] = cumulative_sums(steps, key_positions)

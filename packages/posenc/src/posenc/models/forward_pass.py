@@ -262,6 +262,8 @@ class ForwardPass:
                     of_queries[name] = feature_tensor(feature, name, projected, self.positions, heads(feature))
         for name, feature in wanted.items():
             if not feature.is_clock:
+                if feature.rotates:
+                    of_keys[name] = of_queries[name]
                 continue
             if self._exchange is not None:
                 of_queries[name], of_keys[name] = self._exchange.clock(self, layer, name, of_queries[name])
