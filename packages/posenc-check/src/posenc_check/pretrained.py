@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from posenc.arguments import shown
-from posenc.huggingface.config import reason, scheme_from_config
-from posenc.huggingface.families import READERS
+from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.loading import RECORD
+from posenc.huggingface.reading import reason
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
@@ -176,8 +176,6 @@ def _parameters(kind: Any, config: Any) -> int:
 
 def _claims(config: Any) -> dict[str, Any]:
     """The claims about positions, if `scheme_from_config` supports the family."""
-    if config.get_text_config().model_type not in READERS:
-        return {}  # what would be read like Llama is a guess
     try:
         said = scheme_from_config(config)
     except ValueError:

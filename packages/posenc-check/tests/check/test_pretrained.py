@@ -16,7 +16,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from posenc.command.cli import main
-from posenc.huggingface import scheme_from_config
 from posenc_check import Model, check
 from posenc_check import pretrained as rooms
 from posenc_check.pretrained import build_pretrained
@@ -161,10 +160,8 @@ def test_weights_that_are_lacking_are_named(saved: Path) -> None:
         only(f"hf:{saved}")
 
 
-def test_a_family_that_was_never_compared_claims_nothing() -> None:
-    sizes = {name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")}
-    config = transformers.DiffLlamaConfig(**sizes)
-    with pytest.warns(UserWarning, match="diffllama was never compared"):
-        assert scheme_from_config(config).causal
-    assert rooms._claims(config) == {}
-    assert rooms._claims(transformers.LlamaConfig(**sizes)) == {"causal": True, "relative": True}
+def test_claims_are_those_of_the_table_or_of_asking() -> None:
+    sizes = {"hidden_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
+    for config in (transformers.LlamaConfig(**sizes), transformers.DiffLlamaConfig(**sizes, num_key_value_heads=4)):
+        assert rooms._claims(config) == {"causal": True, "relative": True}
+    assert rooms._claims(transformers.MambaConfig(num_hidden_layers=2)) == {}

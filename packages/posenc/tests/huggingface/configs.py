@@ -133,6 +133,7 @@ WITH_TABLES = (
 )
 STACKS = {"d_model": 36, "vocab_size": 64, "pad_token_id": 1, "decoder_start_token_id": 2}
 STACKS |= {"encoder_layers": 2, "decoder_layers": 4, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
+BUCKETS = {"num_heads": 3, "num_layers": 2, "d_model": 36, "d_kv": 12, "d_ff": 24, "vocab_size": 64}
 OTHERS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("m2m_100", "nllb-moe"), STACKS | {"max_position_embeddings": 90, "num_experts": 2}),
     "whisper": STACKS | {"max_source_positions": 50, "max_target_positions": 20},
@@ -149,7 +150,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "opt": SIZES | {"word_embed_proj_dim": 36},
     "swinv2": {"image_size": 32, "patch_size": 2, "embed_dim": 12, "depths": [2, 2], "num_heads": [2, 4]}
     | {"window_size": 8, "pretrained_window_sizes": [6, 0]},
-    "t5": {"num_heads": 3, "num_layers": 2, "d_model": 36, "d_kv": 12, "d_ff": 24, "vocab_size": 64},
+    **dict.fromkeys(("mt5", "t5", "umt5"), BUCKETS),
 }
 """Families with a table, a bias, or a rotation of their own."""
 

@@ -6,6 +6,7 @@ writes the figures into families.json, beside this file, and the table of famili
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import posenc
 from posenc import Chunk, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal, logits
@@ -20,7 +23,7 @@ from posenc.huggingface import ModelPositions, adapt, scheme_from_config
 from posenc.huggingface.config import TWO_STACKS
 from posenc.huggingface.families import READERS
 from posenc.huggingface.reading import POSITIONAL, Keys
-from posenc.huggingface.variants import OffsetLearned
+from posenc.huggingface.variants import Frequencies, OffsetLearned
 from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS
 from tests.huggingface.tiny_models import compared, config_of
 
@@ -114,16 +117,19 @@ def outputs(name: str) -> Figures:
 
 
 def buckets(name: str) -> Figures:
-    """T5's bias, of both stacks."""
+    """T5's bias, of both stacks: of the first layer, or of each layer with a table of its own."""
     model, count, worst = transformers.AutoModel.from_config(config_of(name)), 0, 0.0
     for part in ("encoder", "decoder"):
-        scheme = scheme_from_config(model.config, part).schedule[0][0]
-        attention = getattr(model, part).block[0].layer[0].SelfAttention
-        nn.init.normal_(attention.relative_attention_bias.weight)
-        scheme.weight.data = attention.relative_attention_bias.weight.data  # type: ignore[operator, union-attr]
-        q = torch.zeros(1, attention.n_heads, 80, 1)
-        more, off = figures(logits(q, q, scheme(Positions.arange(80)))[0], attention.compute_bias(80, 80)[0])
-        count, worst = count + more, max(worst, off)
+        schemes = [scheme for scheme, _ in scheme_from_config(model.config, part).schedule]
+        layers = [block.layer[0].SelfAttention for block in getattr(model, part).block]
+        own = [attention for attention in layers if attention.has_relative_attention_bias]
+        assert len(own) == len({id(scheme) for scheme in schemes})
+        for scheme, attention in zip(schemes, own, strict=False):
+            nn.init.normal_(attention.relative_attention_bias.weight)
+            scheme.weight.data = attention.relative_attention_bias.weight.data  # type: ignore[operator, union-attr]
+            q = torch.zeros(1, attention.n_heads, 80, 1)
+            more, off = figures(logits(q, q, scheme(Positions.arange(80)))[0], attention.compute_bias(80, 80)[0])
+            count, worst = count + more, max(worst, off)
     return count, worst
 
 
@@ -169,7 +175,7 @@ HOW: dict[str, Callable[[str], Figures]] = {
     **dict.fromkeys(("clip_vision_model", "deit", "dinov2", "siglip_vision_model", "vit"), patches),
     **dict.fromkeys(("dinov3_vit", "esm"), rotated),
     **dict.fromkeys(("m2m_100", "nllb-moe", "whisper"), sinusoids),
-    "t5": buckets,
+    **dict.fromkeys(("mt5", "t5", "umt5"), buckets),
 }
 
 
@@ -225,6 +231,8 @@ def _of_part(part: Any) -> str:
         said.append(" on the last channels of a head")
     elif part.rotary_dim < part.head_dim:
         said.append(" on a share of the channels")
+    if isinstance(part.scaling, Frequencies) and max(part.scaling.theta) < 0:
+        said.append(" turning the other way")
     return name + ",".join(said)
 
 
@@ -257,10 +265,50 @@ def written(record: Mapping[str, Any]) -> str:
     return HEAD + "\n".join(lines) + "\n"
 
 
-def page(text: str, rows: str) -> str:
-    """The page with its table replaced."""
-    before, after = text.split("| model_type |", 1)
-    return f"{before}{rows}\n{after.split(chr(10) * 2, 1)[1]}"
+def causal(name: str) -> str:
+    """How a causal type is read with its default configuration: by the "table", as words of what was "asked: ...", or
+    "refused: ..."."""
+    try:
+        config = CONFIG_MAPPING[name]()
+    except Exception as error:  # of huggingface_hub, for a type without defaults
+        return f"refused: its default configuration is an error of transformers, {type(error).__name__}"
+    inner = config if config.model_type in READERS else (getattr(config, "text_config", None) or config)
+    if inner.model_type in READERS:
+        return "table"
+    try:
+        return f"asked: {words(scheme_from_config(config))}"
+    except ValueError as error:
+        return f"refused: {REASON.sub('', str(error))}"
+
+
+REASON = re.compile(r"^.*?, whose code was asked: |^.*?, got '[^']*'(, )?| \(did you mean '[^']*'\?\)$", re.S)
+
+
+def of_causal(record: Mapping[str, Any]) -> str:
+    """The table of causal types that are not in the first, a row for all with the same answer."""
+    answers: dict[str, list[str]] = {}
+    for name, answer in sorted(record["causal"].items()):
+        answers.setdefault(re.sub(r"layer \d+", "a layer", answer), []).append(name)
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in names)} | {answer.partition(': ')[0]} | {answer.partition(': ')[2]} |"
+        for answer, names in sorted(answers.items())
+        if answer != "table"
+    ]
+    counts = {how: sum(a.startswith(how) for a in record["causal"].values()) for how in ("table", "asked", "refused")}
+    said = (
+        f"Of {len(record['causal'])} causal types of transformers {record['transformers']}, {counts['table']} are read "
+    )
+    said += f"by the table above, {counts['asked']} by asking, and {counts['refused']} are refused."
+    return f"{said}\n\n| causal type | how | what its layers do, or why not |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def page(text: str, rows: str, of_causal: str) -> str:
+    """The page with its tables replaced."""
+    for begin, new in (("| model_type |", rows), ("Of ", of_causal)):
+        found = re.search(rf"^{re.escape(begin)}.*?(?=\n\n(?![|]))", text, re.M | re.S)
+        assert found is not None, begin
+        text = text[: found.start()] + new.rstrip("\n") + text[found.end() :]
+    return text
 
 
 def main() -> None:
@@ -269,9 +317,14 @@ def main() -> None:
         count, worst = compare(name)
         families[name] = described(name) | {"compared": count, "worst": float(f"{worst:.1e}")}
         print(f"{name}: {count} numbers, off by {worst:.1e}", flush=True)
+    of_types = {}
+    for name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        of_types[name] = causal(name)
+        print(f"{name}: {of_types[name]}", flush=True)
     record = {"transformers": transformers.__version__, "posenc": posenc.__version__, "families": families}
+    record["causal"] = of_types
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), written(record)), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), written(record), of_causal(record)), encoding="utf-8")
 
 
 if __name__ == "__main__":

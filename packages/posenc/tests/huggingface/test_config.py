@@ -17,7 +17,7 @@ from posenc.huggingface import ModelPositions, scheme_from_config
 from posenc.huggingface.families import READERS
 from posenc.schedule import Schedule
 from tests.huggingface.configs import ALIKE, FAMILIES, IMAGE, OTHERS, SIZES
-from tests.huggingface.families import HOW, PAGE, RECORD, compare, described, outputs, page, written
+from tests.huggingface.families import HOW, PAGE, RECORD, causal, compare, described, of_causal, outputs, page, written
 from tests.huggingface.tiny_models import config_of, disagreements, model_of, run
 from tests.rounding import of_angles, of_sums
 
@@ -138,8 +138,14 @@ def test_tables_end_and_begin_where_the_models_do() -> None:
 
 
 def test_which_are_encoders() -> None:
-    for name, causal in (("bert", False), ("roberta", False), ("dinov3_vit", False), ("gptj", True), ("bloom", True)):
-        assert scheme_from_config(config_of(name)).causal is causal
+    for name, decodes in (
+        ("bert", False),
+        ("roberta", False),
+        ("dinov3_vit", False),
+        ("gptj", True),
+        ("bloom", True),
+    ):
+        assert scheme_from_config(config_of(name)).causal is decodes
     assert made("bert", **SIZES, is_decoder=True)[1].causal
     for name, layers, lengths in (
         ("m2m_100", [2, 4], [90, 90]),
@@ -184,9 +190,15 @@ AGAIN = "python -m tests.huggingface.families"
 
 def test_the_table_is_that_of_the_kept_run_which_has_every_family() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert page(text, written(KEPT)) == text, AGAIN
+    assert page(text, written(KEPT), of_causal(KEPT)) == text, AGAIN
     assert set(KEPT["families"]) == set(READERS), AGAIN
     assert max(row["worst"] for row in KEPT["families"].values()) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["flint", "kimi_linear", "bart", "mamba", "pegasus", "llama"])
+def test_causal_types_are_read_as_the_page_says(name: str) -> None:
+    if transformers.__version__ == KEPT["transformers"]:
+        assert causal(name) == KEPT["causal"][name], AGAIN
 
 
 @pytest.mark.more

@@ -144,6 +144,16 @@ QWEN_VL, WITH_T5 = of("qwen3_vl_text"), of("blip-2", text_config=of("opt"))
 SLIDES = of("qwen2", use_sliding_window=True)
 BIG = 10**9
 
+FALSE = (
+    ("llama", "use_rope"),
+    ("llama", "rope"),
+    ("llama", "use_rotary_embedding"),
+    ("bert", "use_position_embeddings"),
+    ("gpt2", "learned_pos_emb"),
+    ("t5", "share_relative_attention_bias"),
+)
+"""Keys that take away, if they are false, what the model has."""
+
 REFUSED: list[tuple[Any, str]] = [
     *((LLAMA | {key: 2}, f"llama has the key '{key}' = 2, which is about pos") for key in ABOUT_POSITIONS.split()),
     # keys that contradict one another, or are not read
@@ -164,9 +174,15 @@ REFUSED: list[tuple[Any, str]] = [
     (of("mpt", attn_config={"alibi_bias_max": 16}), "alibi_bias_max must be 8, since transformers'"),
     (of("bert", position_embedding_type="relative_key"), "must be 'absolute', which is all that transformers 5 has, g"),
     (QWEN_VL | {"rope_parameters": {"mrope_interleaved": False}}, r"\['mrope_interleaved'\] must be true, since the m"),
-    (QWEN_VL | {"rope_parameters": {"mrope_section": [16, 24, 24]}}, r"when interleaved, \[22, 21, 21\], got \[16, 24"),
     (of("qwen2_vl_text", rope_parameters={"mrope_section": [16, 24, 23]}), r"add up to head_dim / 2 = 64, got \[16, 2"),
     (of("gemma2", use_bidirectional_attention=True), "must be false: only causal attention is read, got True"),
+    *(
+        (
+            of(family, **{key: False}),
+            f"{family} has the key '{key}' = False, which is about positions, and {family} does",
+        )
+        for family, key in FALSE
+    ),
     (LLAMA | {"is_causal": False}, "llama's is_causal must be true: only causal .* is read, got False"),
     (of("gptj", rotary=False, rotary_dim=64), "gptj's rotary must be true, since transformers' model"),
     (of("gptj", scale_attn_weights=2), "gptj's scale_attn_weights must be true, since transformers'"),
@@ -180,6 +196,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({}, "config must have a model_type, got None"),
     (of("llama4", part="vision"), r"part must be 'text' for llama4, whose vision part \(llama4_vision_model\) is not"),
     (of("llama", part="text"), "part must be one that llama has, and it has no text_config, got 'text'"),
+    *(
+        (of(family, part="encoder"), f"got '{family}', whose encoder is not read")
+        for family in ("bart", "mbart", "pegasus", "marian", "speech_to_text")
+    ),
     (of("t5", part="both"), "part must be 'encoder' or 'decoder', got 'both'"),
     (7, "config must be a configuration of transformers, its dictionary, or a path to a config.json, got 7"),
     ("nowhere", "config must be a file or a folder with a config.json, and there is no 'nowhere'"),
@@ -262,6 +282,7 @@ PUBLISHED: list[tuple[dict[str, Any], str]] = [
         "layers 3, 7, 11, 15, 19, 23, 27, 31: NoPE, whole text",
     ),
     (of("llama", max_sequence_length=16384), "2048 positions"),
+    (of("llama", use_dynamic_ntk=False, use_sliding_window=False, rope_interleaved=False), "2048 positions"),
     (rope(**YARN, finetuned=True), "YaRN(factor=4.0, original_length=64)"),
 ]
 
@@ -293,21 +314,10 @@ class OwnConfig(transformers.PretrainedConfig):
     model_type = "own_decoder"
 
 
-def test_an_unknown_decoder_that_rotates_is_read_like_llama_and_says_so() -> None:
+def test_a_model_that_transformers_does_not_have_is_not_guessed() -> None:
     sizes = {"hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 2, "max_position_embeddings": 64}
-    config = OwnConfig(**sizes, rope_parameters={"rope_type": "default", "rope_theta": 3e4})
-    remark = (
-        "own_decoder was never compared with transformers, and is read like llama: a decoder whose layers all rotate"
-    )
-    with pytest.warns(UserWarning, match=remark) as warned:
-        said = scheme_from_config(config)
-    assert warned[0].filename == __file__
-    assert remark in said.remarks[0]
-    assert "layers 0, 1: RoPE, base 30000, all 12 channels, half layout, whole text" in repr(said)
-    config.sliding_window = 5
-    with pytest.raises(ValueError, match="got 'own_decoder', which has 'sliding_window', so it is not read like llama"):
-        scheme_from_config(config)
-    for other in (OwnConfig(**sizes), transformers.NanoChatConfig(), transformers.DiaEncoderConfig()):
+    rotates = OwnConfig(**sizes, rope_parameters={"rope_type": "default", "rope_theta": 3e4})
+    for other in (rotates, transformers.DiaEncoderConfig()):
         with pytest.raises(ValueError, match=f"in docs/huggingface.md, got '{other.model_type}'"):
             scheme_from_config(other)
 

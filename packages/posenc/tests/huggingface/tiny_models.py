@@ -102,7 +102,11 @@ def _has_cache(model: nn.Module) -> bool:
 def again(model: nn.Module, seen: Any, at_zero: Any) -> Call:
     """The same layer on the same vectors, with the cos and sin of other positions."""
     module, args, kwargs = seen
-    zero = {name: at_zero[2][name] for name in ("position_embeddings", "position_ids") if name in kwargs}
+    zero = {
+        name: at_zero[2][name]
+        for name in ("position_embeddings", "position_ids", "attention_scaling")
+        if name in kwargs
+    }
     tuned = getattr(module, "attn_temperature_tuning", False)  # Llama 4's goes by the slot, which is never 0
     CALLS.clear()
     try:
@@ -181,8 +185,12 @@ def _first(x: Any) -> Tensor:
 
 
 def _undo(query: Tensor, key: Tensor, scheme: Scheme, factor: float) -> None:
-    """Takes the factor of cos and sin off the channels that turn, which position 0 has too."""
+    """Takes off what position 0 has too: the factor of cos and sin on the channels that turn, and that of queries."""
     for part in scheme.parts:
+        if isinstance(part, QueryScale):
+            query /= part.tokens(Positions.arange(1), dtype=torch.float64).rotate_query(
+                torch.ones_like(query[:, :, :1])
+            )
         for x in (query, key) if isinstance(part, RoPE) else ():
             x[..., part.channels.start : part.channels.stop] /= factor
 

@@ -79,7 +79,7 @@ def find(name: str) -> Source:
         raise ValueError("extend needs transformers, which is not installed: pip install 'posenc-lab[extend]'")
     from transformers import AutoConfig
 
-    from posenc.huggingface.config import reason
+    from posenc.huggingface.reading import reason
 
     where, gguf = name, None
     if name in PACKAGED:
@@ -131,8 +131,8 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    from posenc.huggingface.config import reason
     from posenc.huggingface.loading import OwnAttentionError, register
+    from posenc.huggingface.reading import reason
 
     register()
     options: dict[str, Any] = {} if source.gguf is None else {"gguf_file": source.gguf}

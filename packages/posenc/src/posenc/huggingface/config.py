@@ -2,26 +2,31 @@
 
 import copy
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from posenc.arguments import check_choice, meant, shown
-from posenc.huggingface.families import READERS, Rotating
+from posenc.huggingface.families import READERS
 from posenc.huggingface.loading import RECORD
-from posenc.huggingface.reading import BYTES, FULL, SLIDING, Keys, ModelPositions, check_sizes, positional
+from posenc.huggingface.reading import (
+    BYTES,
+    FULL,
+    SLIDING,
+    Keys,
+    ModelPositions,
+    check_sizes,
+    default_keys,
+    positional,
+    reason,
+)
 
 PARTS = {"text": "text_config", "vision": "vision_config"}
 """The keys of the parts that can be read, in a configuration of several models."""
 
 STACKS = ("encoder", "decoder")
-TWO_STACKS = frozenset({"m2m_100", "nllb-moe", "t5", "whisper"})
-
-LIKE_LLAMA = frozenset({"max_position_embeddings", "rope_parameters", "rope_theta", "partial_rotary_factor"})
-UNLIKE_LLAMA = frozenset({"nanochat"})
-"""Families that rotate otherwise, which no key says: nanochat in the other direction."""
+TWO_STACKS = frozenset({"m2m_100", "mt5", "nllb-moe", "t5", "umt5", "whisper"})
 
 GEMMA: Mapping[str, tuple[str, ...]] = {"rope_theta": (FULL,), "rope_local_base_freq": (SLIDING,)}
 MODERNBERT: Mapping[str, tuple[str, ...]] = {"global_rope_theta": (FULL,), "local_rope_theta": (SLIDING,)}
@@ -45,8 +50,10 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     llama: decoder, 2 layers, 2048 positions
       layers 0, 1: RoPE, base 500000, all 128 channels, half layout, whole text
 
-    A decoder that is not in the table of docs/huggingface.md, and has no keys about positions but rope_parameters, is
-    read like Llama, with a UserWarning and a remark. Schemes are in evaluation mode.
+    A causal family that is not in the table of docs/huggingface.md is read by asking: its model is built with all its
+    layers and no weights, what its code does to queries and keys at chosen positions is fitted, and the fit is compared
+    at others. Layouts are those in which queries and keys reach attention, unless it is seen that the model has only
+    moved channels, and a remark says that it was asked. Schemes are in evaluation mode.
 
     Errors: ValueError, naming the key, for a key about positions that is unknown, contradicts another, or is ignored by
     transformers' own model; ValueError for an unsupported family, for a configuration that transformers does not
@@ -73,18 +80,22 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
         inside = "decoder" if part in (None, *PARTS) else part
         check_choice("part", inside, STACKS)
     elif part not in (None, *PARTS):
-        raise ValueError(f"part must be None for {found.model_type}, which is one model, got {part!r}")
+        has_stacks = getattr(found, "is_encoder_decoder", False) and found.model_type not in READERS
+        if has_stacks and part == "encoder":
+            raise _unread(found.model_type, ", whose encoder is not read")
+        if not has_stacks or part != "decoder":
+            raise ValueError(f"part must be None for {found.model_type}, which is one model, got {part!r}")
     if part == "vision" and found.model_type not in READERS:
         raise ValueError(
             f"part must be 'text' for {whole.model_type}, whose vision part ({found.model_type}) is not read, got "
             "'vision'"
         )
     keys = Keys(found, inside, ignored)
-    said = READERS.get(found.model_type, _unknown)(keys)
+    said = READERS.get(found.model_type, _asked)(keys)
     if said.causal:
         keys.refuse("is_causal", True, why="must be true: only causal attention is read")
     keys.end()
-    if raw is not None:
+    if raw is not None and found.model_type in READERS:
         _check_thetas(raw, found)
     if (put := getattr(found, RECORD, getattr(whole, RECORD, None))) is not None:
         return replace(
@@ -93,24 +104,20 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     return said
 
 
-def _unknown(keys: Keys) -> ModelPositions:
-    """The positions of a family that is not in the table: Llama's, if rope_parameters are all that it says of them."""
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+def _asked(keys: Keys) -> ModelPositions:
+    """The positions of a causal family that is not in the table, which its own code is asked for."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    kind = type(keys.config)
-    is_decoder = kind in MODEL_FOR_CAUSAL_LM_MAPPING or keys.model_type not in CONFIG_MAPPING
-    if not keys.get("rope_parameters") or not is_decoder or keys.model_type in UNLIKE_LLAMA:
+    from posenc.huggingface.asking import positions_by_asking
+
+    if type(keys.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not keys.inside:
         raise _unread(keys.model_type)
-    others = [name for name, _ in positional(keys.config) if name not in LIKE_LLAMA and name not in keys.ignored]
-    if others:
-        raise _unread(keys.model_type, f", which has {others[0]!r}, so it is not read like llama")
-    said = Rotating(partial=True)(keys)
-    remark = (
-        f"{keys.model_type} was never compared with transformers, and is read like llama: a decoder whose layers all "
-        "rotate channels k and k + d/2"
-    )
-    warnings.warn(remark, stacklevel=3)
-    return replace(said, remarks=(remark, *said.remarks))
+    try:
+        said = positions_by_asking(keys)
+    except ValueError as error:
+        raise _unread(keys.model_type, f", whose code was asked: {error}") from error
+    keys.was_read.update(default_keys(keys.config))  # which the code has read, or ignores
+    return said
 
 
 def _unread(model_type: str, why: str = "") -> ValueError:
@@ -166,16 +173,6 @@ def _build(raw: Mapping[str, Any]) -> Any:
         raise ValueError(
             f"config must be one that transformers accepts for {model_type}, and it raises {reason(error)}"
         ) from error
-
-
-def reason(error: Exception) -> str:
-    """An error of transformers in words. It may have any type, since its code computes with the values of a
-    configuration before it checks them."""
-    if type(error).__name__ == "UnpicklingError":
-        return "its weights are pickled Python objects, which can run any code when read: save them as safetensors"
-    said = " ".join(str(error).split())
-    kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-    return f"{kind}{said[:300]}{'...' if len(said) > 300 else ''}"
 
 
 def _check_outer(whole: Any, name: str, ignored: tuple[str, ...]) -> None:

@@ -242,11 +242,6 @@ def interleaved(default: list[int], partial: bool = False) -> Rope:
         for axis in (1, 2):
             for pair in range(axis, min(3 * sections[axis], pairs), 3):
                 allocation[pair] = axis
-        counts = [allocation.count(axis) for axis in range(3)]
-        if counts != sections:
-            raise params.wrong(
-                "mrope_section", f"must be the numbers of pairs of time, height and width when interleaved, {counts}"
-            )
         return rotary(
             keys,
             head_dim,
@@ -501,13 +496,18 @@ ACROSS = "attention of the decoder to the encoder has no positions"
 # -- biases -----------------------------------------------------------------------------------------------------------
 
 
-def t5(keys: Keys) -> ModelPositions:
+def t5(keys: Keys, own: bool = False) -> ModelPositions:
+    """A table of the first layer, which the others share, or each layer's ``own``."""
     heads, buckets = keys.whole("num_attention_heads"), keys.whole("relative_attention_num_buckets")
     decodes = keys.inside == "decoder"
-    bias = T5(heads, buckets, keys.whole("relative_attention_max_distance"), bidirectional=not decodes)
-    count = keys.whole("num_decoder_layers" if decodes else "num_hidden_layers")
+    count, furthest = (
+        keys.whole("num_decoder_layers" if decodes else "num_hidden_layers"),
+        "relative_attention_max_distance",
+    )
+    tables = [T5(heads, buckets, keys.whole(furthest), bidirectional=not decodes) for _ in range(count if own else 1)]
     remarks = (ACROSS,) * decodes + silent(keys, "n_positions")
-    return summarize_model(keys, bias, None, [Layer(scale=1.0)] * count, causal=decodes, length=None, remarks=remarks)
+    biases: list[Scheme] = [*tables] if own else [*tables] * count
+    return summarize_model(keys, biases, None, Layer(scale=1.0), causal=decodes, length=None, remarks=remarks)
 
 
 def bloom(keys: Keys) -> ModelPositions:
@@ -597,7 +597,8 @@ FAMILIES: tuple[tuple[str, Reader], ...] = (
     ("falcon", falcon),
     ("mpt", mpt),
     ("swinv2", swinv2),
-    ("t5", t5),
+    ("mt5 t5", t5),
+    ("umt5", partial(t5, own=True)),
     # a rotation, the same in all layers
     ("apertus arcee aria_text bitnet flex_olmo hy_v3 internlm3 iquestcoder jais2 jetmoe llama", Rotating()),
     ("olmo olmo2 olmoe seed_oss solar_open", Rotating()),

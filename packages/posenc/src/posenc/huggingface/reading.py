@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Any
 
@@ -75,12 +76,43 @@ def check_sizes(name: str, value: Any, depth: int = DEPTH) -> None:
         raise ValueError(f"{name} must be at most {most}, got {shown(value)}")
 
 
+def reason(error: Exception) -> str:
+    """An error of transformers in words. It may have any type, since its code computes with the values of a
+    configuration before it checks them."""
+    if type(error).__name__ == "UnpicklingError":
+        return "its weights are pickled Python objects, which can run any code when read: save them as safetensors"
+    said = " ".join(str(error).split())
+    kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+    return f"{kind}{said[:300]}{'...' if len(said) > 300 else ''}"
+
+
+EXTRAS = re.compile("window|slid|chunk|yarn|ntk|logn|xpos|interpolat|dilat|sink|nope|scal|soft|temp|tun|interleav")
+"""Keys about what a model may have beside its positions: false is then the same as none."""
+
+
+@lru_cache(maxsize=1024)
+def _defaults(kind: Any) -> Mapping[str, Any]:
+    try:
+        return dict(vars(kind()))
+    except Exception:  # a class that needs arguments, of which transformers has a few
+        return {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
+
+
+def default_keys(config: Any) -> Mapping[str, Any]:
+    """The keys that the class of a configuration knows, with their defaults."""
+    return _defaults(type(config))  # type: ignore[arg-type]  # mypy takes a class for one without a hash
+
+
 def positional(config: Any) -> Iterator[tuple[str, Any]]:
-    """The keys of a configuration that are about positions, with a value other than None and False."""
+    """The keys of a configuration that are about positions, with a value other than None.
+
+    False counts for a key that takes away what a model has (``use_rope``), unless it is the default."""
     for name, value in vars(config).items():
-        silent = name.startswith("_") or name in NOT_POSITIONAL or value is None or value is False
-        if not silent and POSITIONAL.search(name.lower()):
-            yield name, value
+        if name.startswith("_") or name in NOT_POSITIONAL or value is None or not POSITIONAL.search(name.lower()):
+            continue
+        if value is False and (EXTRAS.search(name.lower()) or default_keys(config).get(name) is False):
+            continue
+        yield name, value
 
 
 class Keys:
@@ -148,7 +180,7 @@ class Keys:
             raise self.wrong(name, why)
 
     def end(self) -> None:
-        """ValueError for the first key about positions that was not read, and is not None or False."""
+        """ValueError for the first key about positions that was not read, and is in `positional`."""
         for name, value in positional(self.config):
             if name not in self.was_read and name not in self.ignored:
                 raise ValueError(

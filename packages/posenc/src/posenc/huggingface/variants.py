@@ -1,11 +1,12 @@
 """Variants of the catalog's schemes in single models of transformers."""
 
 import math
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
@@ -14,6 +15,7 @@ from posenc.encoding.terms import Function, RelativeDot, plus
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import table_index
 from posenc.rotation.phases import widest
+from posenc.rotation.scalings import _Scaling
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.deberta import DeBERTa
@@ -67,6 +69,22 @@ class OffsetSinusoidal(Sinusoidal):
         """The vectors P[p + offset]."""
         check_type("positions", positions, Positions)
         return super().table(positions.with_coords(positions.coords + self.offset), dtype)
+
+
+@dataclass(frozen=True, repr=False)
+class Frequencies(_Scaling):
+    """The frequencies themselves, whatever the base: those of a model that were measured, or that turn the other way.
+
+    Formula: theta'_k = theta_k and the factor as given. Errors: ValueError for another number of pairs.
+    """
+
+    theta: tuple[float, ...]
+    cos_factor: float = 1.0
+
+    def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
+        if theta.numel() != len(self.theta):
+            raise ValueError(f"Frequencies must be of {theta.numel()} pairs, got {len(self.theta)}")
+        return torch.tensor(self.theta, dtype=torch.float64, device=theta.device), self.cos_factor
 
 
 class DividedALiBi(ALiBi):

@@ -1,0 +1,871 @@
+"""Reads a model's positions by asking it: every token gets the same vector, so whatever differs between tokens where
+queries and keys reach attention is position.
+
+The model is built from its configuration with all its layers and heads, and costs little: a linear layer gives the same
+random vector for every token, and what has no attention in it gives zeros. What each layer hands to its attention
+function is recorded at chosen positions, fitted to RoPE, NoPE, `QueryScale` and windows, and compared with the model
+again at other positions and with other weights. What does not fit is a ValueError that says what was seen."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import importlib
+import inspect
+import math
+import re
+import textwrap
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from posenc.huggingface.reading import Keys, Layer, ModelPositions, reason, scaled, summarize_model
+from posenc.huggingface.variants import Frequencies, OffsetLearned
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Chunk, Window
+from posenc.rotation.scaling_parameters import ScalingParameters
+from posenc.schedule import ranges
+from posenc.scheme import Scheme
+from posenc.schemes.learned import Learned
+from posenc.schemes.nope import NoPE
+from posenc.schemes.query_scale import QueryScale
+from posenc.schemes.rope import RoPE
+
+NAME = "posenc_asked"
+LAYERS, ROWS = 512, 2**24
+"""The most layers of a model that is asked, and the most positions of its tables."""
+
+PLACES = (0, 1, 2, 5, 37, 300, 2000, 12_000, 70_000)
+FRESH = (0, 3, 4, 11, 130, 1000, 5000, 33_000, 100_000)
+"""Positions at which a model is asked, and at which the answer is compared, as far as the model has them."""
+
+WARM = 8
+"""Tokens before those that are looked at, at the first place: short convolutions see what is before the text."""
+
+SILENT = frozenset(
+    {
+        "attention_mask",
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "deterministic",
+        "dropout",
+        "is_causal",
+        "layer_idx",
+        "logits_to_keep",
+        "max_length_k",
+        "max_length_q",
+        "output_attentions",
+        "output_hidden_states",
+        "past_key_values",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "s_aux",
+        "scaling",
+        "sliding_window",
+        "softcap",
+        "training",
+        "use_cache",
+    }
+)
+"""Options of an attention function that are read, or change no score."""
+
+_LOCK = threading.Lock()
+"""transformers' tables of attention functions are those of the process."""
+
+
+@dataclass
+class Call:
+    """What a layer gave to its attention function."""
+
+    layer: int
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Any
+    options: dict[str, Any]
+    made: list[Tensor] = field(default_factory=list)
+    """What linear layers gave in this pass."""
+
+
+@dataclass
+class Answer:
+    """The calls of one forward pass, the rows of learned tables that it looked up, and the positions it was given."""
+
+    calls: list[Call]
+    tables: dict[str, tuple[Tensor, list[int]]]
+    places: Tensor
+
+
+class _Cheap(TorchFunctionMode):
+    """Weights that are left empty are on "meta"; what is computed, such as frequencies, is real."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand) and kwargs.get("device") is None:
+            sizes = kwargs.get("size", args)
+            sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
+            if func is torch.empty or math.prod(sizes) > 2**22:
+                kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def _asks(module: nn.Module) -> bool:
+    """Whether a module calls transformers' table of attention functions itself."""
+    return _source_asks(type(module).__mro__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _source_asks(kinds: tuple[type, ...]) -> bool:
+    for each in kinds:
+        if each.__module__.startswith("transformers.models."):
+            try:
+                source = inspect.getsource(each)
+            except (OSError, TypeError):
+                continue
+            if "ALL_ATTENTION_FUNCTIONS" in source and issubclass(each, nn.Module):
+                return True
+    return False
+
+
+def _is_heavy(module: nn.Module) -> bool:
+    """Whether a module mixes channels, and is no norm."""
+    return any(p.dim() > 1 for p in module.parameters()) or isinstance(module, nn.ModuleList)
+
+
+def _outputs(module: nn.Module) -> int:
+    """How many results a module's code returns."""
+    try:
+        code = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))
+    except (OSError, TypeError, SyntaxError):
+        return 1
+    results = [node.value for node in ast.walk(code) if isinstance(node, ast.Return)]
+    return len(results[-1].elts) if results and isinstance(results[-1], ast.Tuple) else 1
+
+
+def _first_tensor(args: Any, kwargs: Any) -> Tensor:
+    named = [kwargs[name] for name in ("hidden_states", "inputs_embeds", "x") if isinstance(kwargs.get(name), Tensor)]
+    return next(x for x in (*named, *args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point())
+
+
+def _silence(module: nn.Module) -> None:
+    """The module gives zeros."""
+    outputs = _outputs(module)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        zeros = torch.zeros_like(_first_tensor(args, kwargs))
+        return zeros if outputs == 1 else (zeros, *[None] * (outputs - 1))
+
+    module.forward = forward
+
+
+class _Alike(TorchFunctionMode):
+    """Linear layers give every token the same vector, and so do tables, unless tokens look up different rows."""
+
+    def __init__(self, asked: Asked) -> None:
+        super().__init__()
+        self.asked = asked
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.functional.embedding:
+            names = dict(zip(("input", "weight"), args, strict=False)) | kwargs
+            return self.asked.looked_up(names["input"], names["weight"])
+        if func is nn.functional.linear:
+            x, weight = (*args, *kwargs.values())[:2]
+            return self.asked.projected(x, weight)
+        if func is torch.addmm:  # transformers' Conv1D
+            return self.asked.projected(args[1], args[2].mT)
+        return func(*args, **kwargs)
+
+
+class Asked:
+    """A model that can be asked: ``asked(positions)`` gives an `Answer`."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        try:
+            with _listening([]):
+                self.model = _build(config)
+        except Exception as error:  # of any type: transformers computes with the configuration
+            if isinstance(error, KeyError) and NAME in error.args:
+                raise ValueError("it has attention classes of its own, and takes no other") from error
+            raise ValueError(f"its model could not be built: {reason(error)}") from error
+        self.tokens, self.step = 0, 0
+        self.differing: list[str] = []
+        self.tables: dict[str, tuple[Tensor, list[int]]] = {}
+        self.turns: list[tuple[nn.Module, float]] = []
+        self._prepare()
+        parameters = inspect.signature(self.model.forward).parameters
+        self.takes_ids = "position_ids" in parameters
+        self.has_cache = "use_cache" in parameters
+        self.layers = {
+            module: int(found[1]) if (found := re.search(r"\.(\d+)(\.|$)", name)) else -1
+            for name, module in self.model.named_modules()
+        }
+
+    def _prepare(self) -> None:
+        if not any(_asks(module) for module in self.model.modules()):
+            raise ValueError("none of its layers calls transformers' table of attention functions")
+        _prune(self.model)
+        for module in self.model.modules():
+            if _is_rotary(module):
+                module.register_forward_hook(self._turned)
+
+    def reset(self, seed: int) -> None:
+        """Other weights."""
+        self.seed = seed
+        draw = torch.Generator().manual_seed(seed)
+        for module in self.model.modules():
+            for name, old in list(module._parameters.items()):
+                if old is None:
+                    continue
+                dtype = old.dtype if old.dtype.is_floating_point else torch.float64
+                if old.numel() <= 2**16:
+                    new = torch.randn(old.shape, generator=draw, dtype=torch.float64) * 0.02
+                    new = (1.0 if old.dim() == 1 else 0.0) + new
+                    new = new.to(dtype)
+                else:  # rows that differ, and overlap in memory
+                    line = torch.randn(sum(old.shape), generator=draw, dtype=torch.float64).to(dtype)
+                    new = line.as_strided(old.shape, [1] * old.dim())
+                module._parameters[name] = nn.Parameter(new, requires_grad=False)
+        self.names = {id(weight): name for name, weight in self.model.named_parameters()}
+        self.sinusoids = {
+            f"{name}.weight" for name, module in self.model.named_modules() if "Sinus" in type(module).__name__
+        }
+
+    def projected(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The random vector of a linear layer, for every token."""
+        name = self.names.get(id(weight), "a linear layer")
+        tokens = x if x.dim() > 2 else x[None]
+        if tokens.size(1) == self.tokens:
+            differ = (tokens - tokens[:, :1]).abs().max()
+            if not float(differ) <= 1e-6 * (1e-3 + float(x.abs().max())):
+                self.differing.append(name)
+        made = self._vector(name, weight.size(0))
+        self.made.append(made)
+        return made.to(x.dtype).repeat(*x.shape[:-1], 1)
+
+    def _vector(self, name: str, size: int) -> Tensor:
+        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + zlib.crc32(name.encode()))
+        return torch.randn(size, generator=draw, dtype=torch.float64)
+
+    def looked_up(self, ids: Tensor, weight: Tensor) -> Tensor:
+        """A random vector, or zeros for a table whose rows differ by position."""
+        name, rows = self.names.get(id(weight), "a table"), ids.reshape(-1).tolist()
+        dtype = weight.dtype
+        if len(set(rows)) > 1 or re.search("pos|wpe", name):
+            if name in self.sinusoids:
+                raise ValueError(f"sinusoids are added to its input, by {name}")
+            self.tables[name] = (weight, rows)
+            return torch.zeros(*ids.shape, weight.size(1), dtype=dtype)
+        return self._vector(name, weight.size(1)).to(dtype).repeat(*ids.shape, 1)
+
+    def _turned(self, module: nn.Module, args: Any, out: Any) -> Any:
+        """Takes the factor off cos and sin, if `without` was asked for."""
+        if not self.plain:
+            return None
+        parts = out if isinstance(out, tuple) else (out,)
+        if not all(isinstance(x, Tensor) for x in parts):
+            return None
+        if len(parts) == 1 and parts[0].is_complex():
+            return out / out.abs()
+        if len(parts) == 2 and parts[0].shape == parts[1].shape:
+            size = (parts[0] ** 2 + parts[1] ** 2).sqrt().clamp(min=1e-30)
+            self.normalized = True
+            return parts[0] / size, parts[1] / size
+        return None
+
+    plain = normalized = False
+
+    def __call__(self, places: Tensor, plain: bool = False, by_ids: bool = True) -> Answer:
+        calls: list[Call] = []
+        before = WARM if self.takes_ids and by_ids else 0
+        ids_of = torch.cat((places[..., :1].expand(*places.shape[:-1], before), places), -1)
+        self.tokens, self.plain, self.normalized = ids_of.size(-1), plain, False
+        self.differing.clear()
+        self.tables = {}
+        self.made: list[Tensor] = []
+        pad = getattr(self.config, "pad_token_id", None)
+        ids = torch.full((1, self.tokens), 3 if pad != 3 else 4)
+        options: dict[str, Any] = {"use_cache": False} if self.has_cache else {}
+        if self.takes_ids and by_ids:
+            options["position_ids"] = ids_of if ids_of.dim() == 3 else ids_of[None]
+        try:
+            with _listening(calls), torch.no_grad(), _Alike(self):
+                self.model(input_ids=ids, **options)
+        except Exception as error:
+            if isinstance(error, ValueError) and str(error).startswith("sinusoids"):
+                raise
+            raise ValueError(f"its model could not be run: {reason(error)}") from error
+        if not calls:
+            raise ValueError("none of its layers called its attention function")
+        if self.differing:
+            raise ValueError(f"tokens already differ where {self.differing[0]} takes them, before queries and keys")
+        for call in calls:
+            call.made = self.made
+            call.query, call.key, call.value = (x[:, :, before:] for x in (call.query, call.key, call.value))
+        modules = dict.fromkeys(call.module for call in calls)
+        layers = {module: self.layers[module] for module in modules}
+        own: dict[nn.Module, Any] = {module: getattr(module, "layer_idx", None) for module in modules}
+        if len(set(layers.values())) < len(modules) == len(set(own.values()) - {None}):
+            layers = own  # several in a layer, which the model counts on its own
+        for call in calls:
+            call.layer = layers[call.module]
+        return Answer(calls, dict(self.tables), places)
+
+
+def _prune(module: nn.Module) -> None:
+    for child in module.children():
+        if any(_asks(each) for each in child.modules()):
+            if not _asks(child):
+                _prune(child)
+        elif isinstance(module, nn.ModuleList) and not isinstance(child, nn.Linear):
+            _prune(child)  # a layer of another kind
+        elif _is_heavy(child) and not isinstance(child, (nn.Embedding, nn.Linear)) and not _is_rotary(child):
+            _silence(child)
+
+
+def _is_rotary(module: nn.Module) -> bool:
+    return re.search("rotary|rope|embedding|conv1d$|hyper|connection", type(module).__name__.lower()) is not None
+
+
+def _build(config: Any) -> nn.Module:
+    """The model of a configuration, in float64, without weights."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None:  # the text of a model of several parts
+        code = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+        kinds = [each for each in vars(code).values() if isinstance(each, type) and issubclass(each, PreTrainedModel)]
+        kinds = [
+            each for each in kinds if each.config_class is type(config) and re.search("CausalLM|Model$", each.__name__)
+        ]
+        kind = max(kinds, key=lambda each: ("CausalLM" in each.__name__, "Text" in each.__name__), default=None)
+    if kind is None:
+        raise ValueError("transformers has no model of this type alone")
+    config = copy.deepcopy(config)
+    config._experts_implementation = "eager"
+    with _Cheap(), torch.random.fork_rng(devices=[]):
+        model: nn.Module = kind._from_config(config, attn_implementation=NAME, dtype=torch.float64)
+    return model.eval()
+
+
+@contextmanager
+def _listening(calls: list[Call]) -> Iterator[None]:
+    """Registers an attention function that records what it gets, and takes it away again."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    def listen(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+    ) -> Any:
+        said = {name: option for name, option in options.items() if option is not None}
+        calls.append(Call(-1, module, query.double(), key.double(), value.double(), attention_mask, said))
+        return value.new_zeros(query.size(0), query.size(2), query.size(1), value.size(-1)), None
+
+    def mask(*args: Any, **options: Any) -> Tensor:
+        made = eager_mask(*args, **options | {"allow_is_bidirectional_skip": False})
+        made.rule = options.get("mask_function", args[5] if len(args) > 5 else None)  # type: ignore[attr-defined]
+        return made
+
+    with _LOCK:
+        AttentionInterface.register(NAME, listen)
+        AttentionMaskInterface.register(NAME, mask)
+        try:
+            yield
+        finally:
+            AttentionInterface._global_mapping.pop(NAME, None)
+            AttentionMaskInterface._global_mapping.pop(NAME, None)
+
+
+def positions_by_asking(keys: Keys) -> ModelPositions:
+    """The positions of a causal model, as its own code does them. ValueError, saying what was seen, for what is not
+    RoPE, NoPE, a scale of queries by position or a learned table, and for windows that are neither of keys nor chunks.
+    """
+    config = keys.config
+    count = getattr(config, "num_hidden_layers", None)
+    if not isinstance(count, int) or not 1 <= count <= LAYERS:
+        raise ValueError(f"its num_hidden_layers must be within 1..{LAYERS}, got {count}")
+    length = getattr(config, "max_position_embeddings", None)
+    length = length if isinstance(length, int) and length > 0 else None
+    if length is not None and length > ROWS:
+        raise ValueError(f"its max_position_embeddings must be at most {ROWS}, got {length}")
+    asked = Asked(config)
+    asked.reset(1)
+    scalings = _candidates(config, length)
+    end = 4096 if length is None else length
+    first, fresh = (_within(places, end) for places in (PLACES, FRESH))
+    answer = asked(first)
+    plain = asked(first, plain=True)
+    is_normalized = asked.normalized
+    asked.reset(2)
+    again, others = [asked(fresh)], [asked(fresh, plain=True)]
+    if any(getattr(scaling, "needs_lengths", False) for _, scaling in scalings) and length is not None:
+        longer = torch.tensor([*fresh.tolist(), 2 * end + 1])
+        again.append(asked(longer))
+        others.append(asked(longer, plain=True))
+    axes = _by_axis(asked, first)
+    if axes:
+        mixed = asked(torch.stack((fresh, fresh // 2, fresh // 3))[:, None])
+    masks = asked(torch.arange(24), by_ids=False)
+    layers: dict[int, tuple[Scheme, Window, Layer, bool]] = {}
+    made: dict[str, Scheme] = {}
+    seen_by: dict[int, nn.Module] = {}
+    for n, call in enumerate(answer.calls):
+        if seen_by.setdefault(call.layer, call.module) is not call.module:
+            raise ValueError(f"layer {call.layer} has several attentions")
+        where = f"in layer {call.layer} "
+        try:
+            scheme = _fit(call, plain.calls[n], first, scalings, config, is_normalized)
+            for one, other in zip(again, others, strict=True):
+                _verify(scheme, one.calls[n], other.calls[n], one.places)
+            window, causal = _window(masks.calls[n].mask, config)
+        except ValueError as error:
+            raise ValueError(where + str(error)) from error
+        if axes:
+            scheme = _allocated(scheme, [each.calls[n] for each in axes], first)
+            _verify(scheme, mixed.calls[n], others[0].calls[n], mixed.places)
+        scheme = _by_weights(scheme, plain.calls[n])
+        scheme = made.setdefault(repr(scheme), scheme)
+        said = scheme, window, _layer(call, (plain.calls[n], others[0].calls[n])), causal
+        if layers.setdefault(call.layer, said) != said:
+            raise ValueError(where + "attention differs between the times it runs")
+    if len({causal for *_, causal in layers.values()}) > 1:
+        raise ValueError("some layers are causal and others are not")
+    remarks = [f"found by asking transformers' code, as queries and keys reach attention: {type(asked.model).__name__}"]
+    if bare := sorted(set(range(count)) - set(layers)):
+        remarks.append(f"layers {ranges(bare)} of {count} have no attention, and are not counted above")
+    if not asked.takes_ids:
+        remarks.append("transformers counts positions, and takes no position_ids")
+    which = [layers[n] for n in sorted(layers)]
+    return summarize_model(
+        keys,
+        [scheme for scheme, *_ in which],
+        [window for _, window, *_ in which],
+        [layer for _, _, layer, _ in which],
+        input=_table(masks),
+        causal=which[0][3],
+        length=length,
+        remarks=tuple(remarks),
+    )
+
+
+def _within(places: tuple[int, ...], length: int) -> Tensor:
+    return torch.tensor([*(place for place in places if place < length - 1), length - 1])
+
+
+def _table(answer: Answer) -> Scheme | None:
+    """The learned table that is added to the input."""
+    tables = list(answer.tables.values())
+    if not tables:
+        return None
+    if len(tables) > 1:
+        raise ValueError(f"it has several tables by position, {', '.join(answer.tables)}")
+    [(weight, rows)] = tables
+    offset = rows[0] - int(answer.places[0])
+    if rows != [int(place) + offset for place in answer.places] or offset < 0:
+        raise ValueError(f"positions {answer.places.tolist()} are rows {rows} of its table")
+    size = (weight.size(0), weight.size(1))
+    return OffsetLearned(*size, offset) if offset else Learned(*size)
+
+
+def _layer(call: Call, plain: tuple[Call, Call]) -> Layer:
+    options, head_dim = call.options, call.query.size(-1)
+    unknown = sorted(name for name, option in options.items() if name not in SILENT and option is not False)
+    if unknown:
+        raise ValueError(f"layer {call.layer} also gives its attention function {', '.join(unknown)}")
+    scaling = options.get("scaling")
+    by_code = _multiple([(each.query, each.made) for each in plain]) * _multiple([(x.key, x.made) for x in plain])
+    scale = None if scaling is None else scaled(float(scaling) * by_code, head_dim)
+    cap = options.get("softcap")
+    return Layer(scale=scale, softcap=None if cap is None else float(cap), sinks=options.get("s_aux") is not None)
+
+
+def _multiple(seen: list[tuple[Tensor, list[Tensor]]]) -> float:
+    """By what number a model's code multiplies what its linear layer gave, with any weights; 1 if it does more."""
+    found = []
+    for x, made in seen:
+        flat = x[0, :, 0].flatten()
+        for each in made:
+            c = float(flat @ each / (each @ each)) if each.numel() == flat.numel() else 0.0
+            if c and float((flat - c * each).abs().max()) < 1e-9 * abs(c):
+                found.append(c)
+                break
+    same = len(found) == len(seen) and all(math.isclose(c, found[0], rel_tol=1e-9) for c in found)
+    return found[0] if same and abs(found[0] - 1) > 1e-9 else 1.0
+
+
+# -- which keys a query sees ------------------------------------------------------------------------------------------
+
+QUERIES = (0, 1, 5, 23, 100, 1000, 5003, 70_001, 140_009)
+
+
+BOUNDED = re.compile("window|slid|chunk|local|span|sparse|block_size|top_?k$|index|stride|compress")
+"""Keys that may bound what a query sees."""
+
+
+def _window(mask: Any, config: Any) -> tuple[Window, bool]:
+    """The window of a layer, and whether it is causal, from its mask."""
+    if mask is None:
+        raise ValueError("attention gets no mask")
+    rule = getattr(mask, "rule", None)
+    if rule is None:
+        seen = torch.as_tensor(mask)
+        seen = (seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2)[0, 0]
+        sees = {i: seen[i].nonzero().flatten() for i in QUERIES if i < len(seen)}
+        bounds = [name for name, value in vars(config).items() if BOUNDED.search(name) and value]
+        if bounds := [name for name in bounds if not re.search("expert|cache|label|layer_types|moe", name)]:
+            raise ValueError(
+                f"attention gets a mask of its own, seen for {len(seen)} tokens, and the configuration has {bounds[0]}"
+            )
+    else:
+        sees = {}
+        for i in QUERIES:
+            there = torch.arange(i + 8)
+            each = torch.as_tensor(rule(torch.tensor(0), torch.tensor(0), torch.tensor(i), there))
+            sees[i] = torch.broadcast_to(each, there.shape).nonzero().flatten()
+    ends = {i: (int(keys[0]), int(keys[-1])) for i, keys in sees.items() if len(keys)}
+    if len(ends) < len(sees) or any(len(sees[i]) != last - first + 1 for i, (first, last) in ends.items()):
+        raise ValueError("a query does not see one run of keys")
+    causal = all(last == i for i, (_, last) in ends.items())
+    if not causal and any(last <= i for i, (_, last) in ends.items()):
+        raise ValueError(f"the last query sees keys {ends[max(ends)]}, and the first {ends[0]}")
+    if all(first == 0 for first, _ in ends.values()):
+        return None, causal
+    furthest = max(ends)
+    reach = furthest - ends[furthest][0]
+    if all(first == max(0, i - reach) for i, (first, _) in ends.items()):
+        if not causal:
+            raise ValueError(f"a window of {reach} keys before, in an encoder")
+        return reach + 1, causal
+    sizes = {first for first, _ in ends.values() if first}
+    size = math.gcd(*sizes, *(ends[i][0] - ends[j][0] for i in ends for j in ends))
+    for chunk in (size // k for k in range(1, size + 1) if size % k == 0):
+        if causal and all(first == i // chunk * chunk for i, (first, _) in ends.items()):
+            return Chunk(chunk), causal
+    raise ValueError(f"query {furthest} sees keys {ends[furthest]}, which is neither a window nor a chunk")
+
+
+# -- what turns -------------------------------------------------------------------------------------------------------
+
+
+def _candidates(config: Any, length: int | None) -> list[tuple[float, Any]]:
+    """Bases and scalings that the configuration names, in any of its dictionaries."""
+    found: list[tuple[float, Any]] = []
+    bases = [
+        float(value)
+        for name, value in vars(config).items()
+        if re.search("theta|base", name) and isinstance(value, (int, float)) and not isinstance(value, bool)
+    ]
+
+    def search(value: Any, depth: int) -> None:
+        if not isinstance(value, Mapping) or depth > 4:
+            return
+        if "rope_theta" in value or "rope_type" in value:
+            base = value.get("rope_theta")
+            every = bases if base is None else [base]
+            try:
+                read = ScalingParameters("rope_parameters", value)
+                share = read.optional("partial_rotary_factor")
+                scaling = read.scaling(read.kind({"su": "longrope", "mrope": "default"}), share or 1.0, length)
+                found.extend((float(each), scaling) for each in every)
+            except (ValueError, TypeError):
+                found.extend((float(each), None) for each in every if isinstance(each, (int, float)))
+        for each in value.values():
+            search(each, depth + 1)
+
+    search(vars(config), 0)
+    found += [(base, None) for base, _ in list(found)]
+    found += [(base, None) for base in (*bases, 10_000.0)]
+    return [(base, scaling) for base, scaling in found if 1 < base < math.inf]
+
+
+def _fit(
+    call: Call, plain: Call, places: Tensor, scalings: list[tuple[float, Any]], config: Any, is_normalized: bool
+) -> Scheme:
+    """The scheme of a layer."""
+    if float((call.value - call.value[:, :, :1]).abs().max()) > 1e-9 * float(call.value.abs().max()):
+        raise ValueError("values differ by position")
+    head_dim = call.query.size(-1)
+    if call.key.size(-1) != head_dim:
+        raise ValueError(f"queries have {head_dim} channels and keys {call.key.size(-1)}")
+    scale, grows = _scale_of_queries(call, places, config)
+    query = call.query / grows[:, None]
+    turned = {name: _turning(x[0], places) for name, x in (("queries", query), ("keys", call.key))}
+    if turned["queries"] is None and turned["keys"] is None:
+        return NoPE() if scale is None else scale
+    for name, other in (("queries", "keys"), ("keys", "queries")):
+        if turned[name] is None:
+            raise ValueError(f"{other} turn and {name} do not")
+    q, k = turned["queries"], turned["keys"]
+    assert q is not None
+    assert k is not None
+    if q[:3] != k[:3]:
+        raise ValueError(f"queries turn {_said(q)} and keys {_said(k)}")
+    layout, first, width, theta = q
+    tolerance = 1e-6 + 1e-5 * theta.abs().max()
+    if float((theta - k[3]).abs().max()) > tolerance:
+        raise ValueError(f"queries turn by {_numbers(theta)} and keys by {_numbers(k[3])} a position")
+    if not is_normalized and any(_factor_of(scaling) != 1.0 for _, scaling in scalings):
+        raise ValueError("the factor of its cosines cannot be seen")
+    rope = _rope(call, plain, places, (layout, first, width, theta), scalings, grows)
+    return rope if scale is None else rope + scale
+
+
+def _by_weights(scheme: Scheme, plain: Call) -> Scheme:
+    """The scheme in the layout of the weights, if the model moves channels (2k, 2k + 1) to (k, k + d/2) before."""
+    parts = list(scheme.parts)
+    for n, part in enumerate(parts):
+        if not isinstance(part, RoPE) or part.layout != "half":
+            continue
+        moved = torch.arange(part.rotary_dim).view(-1, 2).mT.flatten()
+        channels = slice(part.first_channel, part.first_channel + part.rotary_dim)
+        if all(_order(x[0, 0, 0, channels], plain.made) == moved.tolist() for x in (plain.query, plain.key)):
+            parts[n] = _like(part, layout="interleaved")
+    return functools.reduce(lambda a, b: a + b, parts)
+
+
+def _order(x: Tensor, made: list[Tensor]) -> list[int] | None:
+    """Where the numbers of x are in what a linear layer gave, from the first of them."""
+    for each in made:
+        off = (each[None] - x[:, None]).abs() if len(each) * len(x) < 2**24 else (each[:1] - x[:, None]).abs()
+        if float(off.amin(1).max()) < 1e-6:
+            where = off.argmin(1)
+            return (where - where.min()).tolist()
+    return None
+
+
+def _factor_of(scaling: Any) -> float:
+    if scaling is None:
+        return 1.0
+    theta = torch.logspace(0, -4, 16, dtype=torch.float64)
+    lengths = (torch.tensor([[1e6]], dtype=torch.float64),) if getattr(scaling, "needs_lengths", False) else ()
+    try:
+        return float(torch.as_tensor(scaling(theta, *lengths)[1]).flatten()[0])
+    except ValueError:  # a list for another number of pairs
+        return math.nan
+
+
+def _rope(
+    call: Call, plain: Call, places: Tensor, turned: Any, scalings: list[tuple[float, Any]], grows: Tensor
+) -> RoPE:
+    """The first of what the configuration names, and of what was measured, that does what the layer does."""
+    layout, first, width, theta = turned
+    head_dim, pairs = call.query.size(-1), width // 2
+    factor = _ratio(call.query / grows[:, None], plain.query / grows[:, None], range(first, first + width))
+    widths = [width]
+    if first == 0 and layout == "interleaved":
+        widths += [head_dim] * (head_dim != width)
+    tries: list[Callable[[], RoPE]] = []
+    for each in widths:
+        options = {"layout": layout, "rotary_dim": each, "first_channel": first}
+        tries += [
+            functools.partial(RoPE, head_dim, base, scaling=scaling, **options) for base, scaling in dict_of(scalings)
+        ]
+    options = {"layout": layout, "rotary_dim": width, "first_channel": first}
+    if (base := _base(theta)) is not None:
+        tries.append(functools.partial(RoPE, head_dim, base, **options))
+        exact = tuple((-(base ** (-torch.arange(pairs, dtype=torch.float64) / pairs))).tolist())
+        tries.append(functools.partial(RoPE, head_dim, base, scaling=Frequencies(exact, factor), **options))
+    free = Frequencies(tuple(theta.tolist()), factor)
+    tries.append(functools.partial(RoPE, head_dim, scaling=free, **options))
+    for make in tries:
+        try:
+            rope = make()
+            scaled_back = [replace(each, query=each.query / grows[:, None]) for each in (call, plain)]
+            _verify(rope, scaled_back[0], scaled_back[1], places)
+        except ValueError:
+            continue
+        return rope
+    raise ValueError(f"queries turn {_said(turned)}, by {_numbers(theta)} a position, but not by p theta")
+
+
+def dict_of(scalings: list[tuple[float, Any]]) -> list[tuple[float, Any]]:
+    """Without repetitions."""
+    return list({(base, repr(scaling)): (base, scaling) for base, scaling in scalings}.values())
+
+
+def _ratio(x: Tensor, plain: Tensor, channels: range) -> float:
+    """The factor of cos and sin."""
+    at = slice(channels.start, channels.stop)
+    found = float(x[0, 0, 0, at].norm() / plain[0, 0, 0, at].norm())
+    return 1.0 if abs(found - 1) < 1e-6 else found
+
+
+def _base(theta: Tensor) -> float | None:
+    """The base of geometric frequencies of one sign."""
+    size = theta.abs()
+    if len(theta) < 2 or float(size.min()) == 0 or not bool((theta > 0).all() or (theta < 0).all()):
+        return None
+    base = float((size[0] / size[-1]) ** (len(theta) / (len(theta) - 1)))
+    return float(f"{base:.6g}") if base > 1 else None
+
+
+Turning = tuple[Any, int, int, Tensor]
+"""The layout, the first channel, the number of channels, and the angle a position of each pair."""
+
+
+def _turning(x: Tensor, places: Tensor) -> Turning | None:
+    """What turns of x (heads, tokens, channels), or None."""
+    moves = (x - x[:, :1]).abs().amax((0, 1)) > 3e-6 * float(x.abs().max())
+    if not bool(moves.any()):
+        return None
+    channels = moves.nonzero().flatten().tolist()
+    low, high = channels[0], channels[-1] + 1
+    found: list[Turning] = []
+    for layout in ("half", "interleaved"):
+        low -= (low % 2) * (layout == "interleaved")
+        least = high - low + (high - low) % 2
+        widths = range(least, x.size(-1) - low + 1, 2)
+        for width in widths if layout == "half" else widths[:1]:
+            z = _pairs(x[..., low : low + width], layout)
+            size = z.abs()
+            if float((size - size[:, :1]).abs().max()) < 1e-6 * float(size.max()):
+                found.append((layout, low, width, _angles(z, places)))
+                break
+    if len(found) != 1:
+        raise ValueError(f"channels {low}..{high - 1} of {x.size(-1)} change with position, and do not turn in pairs")
+    return found[0]
+
+
+def _pairs(x: Tensor, layout: str) -> Tensor:
+    a, b = x.chunk(2, -1) if layout == "half" else (x[..., ::2], x[..., 1::2])
+    return torch.complex(a.contiguous(), b.contiguous())
+
+
+def _angles(z: Tensor, places: Tensor) -> Tensor:
+    """The angle a position of each pair, from the first to the last place: each determines the turns of the next."""
+    turn = torch.angle(z / z[:, :1])[0]
+    theta = turn[1] / float(places[1] - places[0])
+    for n, place in enumerate(places.tolist()[2:], 2):
+        p = place - int(places[0])
+        whole = torch.round((theta * p - turn[n]) / (2 * math.pi))
+        theta = (turn[n] + 2 * math.pi * whole) / p
+    return theta
+
+
+def _by_axis(asked: Asked, places: Tensor) -> list[Answer]:
+    """The answers with positions on one of the axes time, row and column alone; none for a model of one axis."""
+    if not asked.takes_ids:
+        return []
+    try:
+        found = [asked(places * torch.eye(3, dtype=torch.long)[axis][:, None, None]) for axis in range(3)]
+    except ValueError:
+        return []
+    return found if all(call.query.size(0) == 1 for each in found for call in each.calls) else []
+
+
+def _allocated(scheme: Scheme, calls: list[Call], places: Tensor) -> Scheme:
+    """The scheme of a layer with the axis of each pair."""
+    if not isinstance(scheme, RoPE):
+        return scheme
+    channels = slice(scheme.first_channel, scheme.first_channel + scheme.rotary_dim)
+    theta = scheme.frequencies()[0][0]
+    of_axes = torch.stack([_angles(_pairs(call.query[0, :, :, channels], scheme.layout), places) for call in calls])
+    off = (of_axes - theta).abs()
+    allocation = off.argmin(0)
+    if (
+        float((off.amin(0) / theta.abs()).max()) > 1e-3
+        or float(of_axes.abs().sum(0).sub(theta.abs()).abs().max()) > 1e-3
+    ):
+        raise ValueError("pairs do not turn by one of three axes each")
+    return _like(scheme, allocation=allocation.tolist(), axes=3)
+
+
+def _like(rope: RoPE, **changes: Any) -> RoPE:
+    """A rotation of the same channels and frequencies, but for some arguments."""
+    same = {name: getattr(rope, name) for name in ("layout", "rotary_dim", "axes", "allocation", "scaling")}
+    return RoPE(rope.head_dim, rope.base, **same | {"first_channel": rope.first_channel} | changes)
+
+
+def _said(turned: Turning) -> str:
+    return f"in {turned[0]} pairs of channels {turned[1]}..{turned[1] + turned[2] - 1}"
+
+
+def _numbers(theta: Tensor) -> str:
+    return ", ".join(f"{float(each):.5g}" for each in theta[:3]) + f" ... {float(theta[-1]):.3g}"
+
+
+# -- queries scaled by position ---------------------------------------------------------------------------------------
+
+
+def _scale_of_queries(call: Call, places: Tensor, config: Any) -> tuple[QueryScale | None, Tensor]:
+    """The scale of queries by position, and its factors relative to the first place."""
+    size = call.query.norm(dim=-1)[0]
+    grows = size / size[:, :1]
+    if float((grows - 1).abs().max()) < 1e-6:
+        return None, torch.ones_like(grows[0])
+    if float((grows - grows[:1]).abs().max()) > 1e-6:
+        raise ValueError("heads scale their queries by position, each in its way")
+    numbers = [n for n in _values(config) if not isinstance(n, bool)]
+    lengths = [None, *dict.fromkeys(int(n) for n in numbers if n >= 2 and float(n).is_integer())]
+    strengths = [None, *dict.fromkeys(float(n) for n in numbers if 0 < n < 2)]
+    forms: Any = ("llama4", "ministral3", "inkling", "beam", "rerope")
+    for form in forms:
+        for length in lengths:
+            for strength in strengths if form != "rerope" else [None]:
+                try:
+                    scheme = QueryScale(form, length=length, strength=strength)
+                    c = scheme._factor((places.double() + 1)[None])[0]
+                except ValueError:
+                    continue
+                if float((c / c[0] - grows[0]).abs().max()) < 1e-6 and abs(float(c[0]) - 1) < 1e-3:
+                    return scheme, c
+    raise ValueError(f"queries grow with position by {_numbers(grows[0][1:])}")
+
+
+def _values(config: Any) -> Iterator[Any]:
+    stack: list[Any] = [vars(config)]
+    for _ in range(10_000):
+        if not stack:
+            return
+        value = stack.pop()
+        if isinstance(value, Mapping):
+            stack.extend(value.values())
+        elif isinstance(value, (int, float)) and math.isfinite(value):
+            yield value
+
+
+def _of_axes(scheme: Scheme, coords: Tensor) -> Positions:
+    """Positions, on as many axes as the scheme has."""
+    axes = max(getattr(part, "axes", 1) for part in scheme.parts)
+    if coords.dim() == 2 and axes > 1:
+        coords = coords[..., None].expand(*coords.shape, axes)
+    coords = coords[..., 0] if coords.dim() == 3 and axes == 1 else coords
+    order = torch.arange(coords.size(1))[None]
+    return Positions(coords.contiguous(), order=order)
+
+
+# -- the comparison ---------------------------------------------------------------------------------------------------
+
+
+def _verify(scheme: Scheme, call: Call, plain: Call, places: Tensor) -> None:
+    """ValueError unless the scheme makes of the first token what the model makes of the others.
+
+    The model computes phases, cos and sin in float32, which is off by p 2^-22 + 2^-20 of a vector at most."""
+    coords = places[None] if places.dim() == 1 else places.permute(1, 2, 0)
+    encoding = scheme.tokens(_of_axes(scheme, coords), dtype=torch.float64)
+    places = places if places.dim() == 1 else places[0, 0]
+    query, key = (x[:, :, :1].repeat(1, 1, x.size(2), 1) for x in (plain.query, plain.key))
+    for part in scheme.parts:
+        if isinstance(part, QueryScale):
+            query /= part._factor(places[:1].double() + 1)[0]
+    for name, ours, theirs in zip(
+        ("queries", "keys"), encoding.rotate(query, key), (call.query, call.key), strict=True
+    ):
+        bound = (places.double() * 2**-22 + 2**-20)[:, None] * theirs.norm(dim=-1, keepdim=True)
+        off = (ours - theirs).abs() - bound
+        if bool((off > 0).any()):
+            token = int((off > 0).any(-1).any(1)[0].nonzero()[0])
+            raise ValueError(f"{name} at position {int(places[token])} are not those of {scheme}")

@@ -1,0 +1,150 @@
+"""What a model says when it is asked is what is read of its configuration, and what its own code does."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface
+
+from posenc import RoPE
+from posenc.huggingface import scheme_from_config
+from posenc.huggingface.asking import NAME, Asked, _verify, positions_by_asking
+from posenc.huggingface.reading import Keys
+from posenc.huggingface.variants import Frequencies
+from tests.huggingface.configs import SIZES, rope
+from tests.huggingface.tiny_models import config_of, disagreements
+
+KNOWN = [
+    "llama",
+    "llama linear",
+    "llama dynamic",
+    "mistral",
+    "qwen2",
+    "gemma2",
+    "gemma3_text",
+    "smollm3",
+    "ministral3",
+    "gpt_oss",
+    "deepseek_v3",
+    "cohere",
+    "cohere2",
+    "olmo3",
+    "gpt_neox",
+    "glm",
+    "phi3",
+    "qwen2_vl_text",
+    "qwen3_vl_text",
+    "gemma4_text",
+    "granite",
+    "lfm2",
+    "qwen3_next",
+    "mistral4",
+    "modernbert-decoder",
+    "exaone4",
+    "gpt2",
+    "opt",
+    "roberta",
+]
+"""Families of the table, read both ways."""
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_model_says_what_is_read_of_its_configuration(name: str) -> None:
+    config = config_of(name)
+    table, said = scheme_from_config(config), positions_by_asking(Keys(config))
+    assert repr(said.schedule) == repr(table.schedule)
+    assert (said.causal, said.length, repr(said.input)) == (table.causal, table.length, repr(table.input))
+    for ours, theirs in zip(said.layers, table.layers, strict=True):
+        assert (ours.softcap, ours.sinks) == (theirs.softcap, theirs.sinks)
+        assert (ours.scale or 0.0) == pytest.approx(theirs.scale or 0.0, rel=1e-12)
+
+
+TWO = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
+EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+NEW: dict[str, tuple[dict[str, Any], str]] = {
+    "nanochat": (rope("default", 3e4), "Frequencies(theta=[-1.0, "),
+    "beam": (TWO | {"head_dim": 20}, "layers 1, 3: QueryScale('beam', length=2048, strength=0.1), whole text"),
+    "flint": (
+        TWO | EXPERTS | {"head_dim": 20},
+        "layers 0, 2: RoPE, base 10000, all 20 channels, half layout, window of 5",
+    ),
+    "granite_swa": (TWO | {"attention_multiplier": 0.3}, "window of 5 keys, scale 0.3, a sink per head"),
+    "apertus1p5_text": (rope("default", 3e4), "RoPE, base 30000"),
+}
+"""Families that are not in the table: keys, and words of what is said."""
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_family_that_is_not_in_the_table_is_asked(name: str) -> None:
+    given, words = NEW[name]
+    config = CONFIG_MAPPING[name](**SIZES | given)
+    said = scheme_from_config(config)
+    assert words in repr(said)
+    assert "found by asking transformers' code" in said.remarks[0]
+    assert disagreements(config, said) == []
+
+
+CASES: list[tuple[str, dict[str, Any], str]] = [
+    ("mamba", {}, "'mamba', whose code was asked: none of its layers calls transformers' table of attention functions"),
+    ("gpt_neo", {}, "'gpt_neo', whose code was asked: it has attention classes of its own, and takes no other"),
+    ("pegasus", {}, "sinusoids are added to its input, by model.decoder.embed_positions.weight"),
+    ("ctrl", {}, "tokens already differ where transformer.h.0.multi_head_attention.Wq.weight takes them"),
+    ("deepseek_v32", {}, "layer 0 also gives its attention function indices"),
+    ("nanochat", {"num_hidden_layers": 600}, "its num_hidden_layers must be within 1..512, got 600"),
+    (
+        "nanochat",
+        {"max_position_embeddings": 2**25},
+        "its max_position_embeddings must be at most 16777216, got 33554432",
+    ),
+    (
+        "nanochat",
+        {"use_alibi": True},
+        "nanochat has the key 'use_alibi' = True, which is about positions, and nanochat",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "message"), CASES, ids=[f"{row[0]} {n}" for n, row in enumerate(CASES)])
+def test_what_does_not_fit_is_refused_with_what_was_seen(name: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        scheme_from_config({"model_type": name} | given)
+
+
+WRONG: dict[str, RoPE] = {
+    "another base": RoPE(12, 3.1e4),
+    "another layout": RoPE(12, 3e4, "interleaved"),
+    "fewer channels": RoPE(12, 3e4, rotary_dim=10),
+    "the other way": RoPE(12, 3e4, scaling=Frequencies(tuple(-(3e4 ** (-k / 6)) for k in range(6)))),
+    "a factor": RoPE(12, 3e4, scaling=Frequencies(tuple(3e4 ** (-k / 6) for k in range(6)), 1.1)),
+    "turned by parts in a thousand more": RoPE(12, 3e4, scaling=lambda theta: (theta * 1.001, 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_another_scheme_than_the_model_has_is_seen(name: str) -> None:
+    asked = Asked(config_of("llama", head_dim=12, **rope("default", 3e4)))
+    asked.reset(3)
+    places = torch.tensor([0, 2, 9, 400])
+    call = asked(places).calls[0]
+    _verify(RoPE(12, 3e4), call, call, places)
+    with pytest.raises(ValueError, match=r"at position \d+ are not those of RoPE"):
+        _verify(WRONG[name], call, call, places)
+
+
+def test_asking_leaves_nothing_behind() -> None:
+    before = torch.random.get_rng_state(), torch.get_default_dtype()
+    config = config_of("llama")
+    said = config.to_dict()
+    positions_by_asking(Keys(config))
+    assert NAME not in AttentionInterface().valid_keys() + AttentionMaskInterface().valid_keys()
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert torch.get_default_dtype() == before[1]
+    assert config.to_dict() == said
+
+
+def test_frequencies_are_for_as_many_pairs() -> None:
+    with pytest.raises(ValueError, match="Frequencies must be of 6 pairs, got 2"):
+        RoPE(12, scaling=Frequencies((1.0, 0.5))).frequencies()
