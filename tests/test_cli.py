@@ -93,7 +93,7 @@ def test_type_checkers_are_told_of_every_public_name_where_it_is() -> None:
 
 def test_an_unknown_command_is_named_with_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compair", "--steps", "3"]) == 2
-    known = "bench, check, choose, compare, explore, export, extend, kernel, laws, plot, schemes"
+    known = "bench, check, choose, compare, explore, export, extend, kernel, laws, plot, read, schemes"
     message = f"command must be one of {known}, got 'compair' (did you mean 'compare'?) (see posenc --help)"
     assert capsys.readouterr().err == f"posenc: error: {message}\n"
 

@@ -1,4 +1,4 @@
-"""The command line: ``posenc schemes`` and ``posenc kernel``, and what the installed packages add.
+"""The command line: ``posenc schemes``, ``posenc read`` and ``posenc kernel``, and what the installed packages add.
 
 A package adds a subcommand by an entry point of the group ``posenc.commands``. Its value is a module with a function
 ``add_parser(commands)``, which sets ``run`` as a default of its parser: a function from the arguments to an exit code.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import posenc
 from posenc.arguments import check_name
-from posenc.command import kernel
+from posenc.command import kernel, read
 from posenc.command.options import Parser, failed, table, words
 from posenc.schemes.user_code import error_location
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except ModuleNotFoundError as error:
-        own = dict.fromkeys(("kernel", "schemes"), "posenc")
+        own = dict.fromkeys(("kernel", "read", "schemes"), "posenc")
         needed = _EXTRAS.get((error.name or "").partition(".")[0], (_PACKAGES | own).get(given[0], ""))
         return failed(f"{error.name} is not installed" + (f": pip install '{needed}'" if needed else ""))
     except (KeyboardInterrupt, ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch's out of memory
@@ -81,6 +81,7 @@ def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
         except ImportError as error:  # of another version, or half installed: the other commands go on
             failed(f"the command {entry.name} cannot be loaded: {error}")
     kernel.add_parser(commands)  # type: ignore[arg-type]
+    read.add_parser(commands)  # type: ignore[arg-type]
     schemes = commands.add_parser(
         "schemes",
         help="list the schemes",

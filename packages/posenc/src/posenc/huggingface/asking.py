@@ -632,7 +632,7 @@ def _by_weights(scheme: Scheme, plain: Call) -> Scheme:
         moved = torch.arange(part.rotary_dim).view(-1, 2).mT.flatten()
         channels = slice(part.first_channel, part.first_channel + part.rotary_dim)
         if all(_order(x[0, 0, 0, channels], plain.made) == moved.tolist() for x in (plain.query, plain.key)):
-            parts[n] = _like(part, layout="interleaved")
+            parts[n] = like(part, layout="interleaved")
     return functools.reduce(lambda a, b: a + b, parts)
 
 
@@ -780,10 +780,10 @@ def _allocated(scheme: Scheme, calls: list[Call], places: Tensor) -> Scheme:
         or float(of_axes.abs().sum(0).sub(theta.abs()).abs().max()) > 1e-3
     ):
         raise ValueError("pairs do not turn by one of three axes each")
-    return _like(scheme, allocation=allocation.tolist(), axes=3)
+    return like(scheme, allocation=allocation.tolist(), axes=3)
 
 
-def _like(rope: RoPE, **changes: Any) -> RoPE:
+def like(rope: RoPE, **changes: Any) -> RoPE:
     """A rotation of the same channels and frequencies, but for some arguments."""
     same = {name: getattr(rope, name) for name in ("layout", "rotary_dim", "axes", "allocation", "scaling")}
     return RoPE(rope.head_dim, rope.base, **same | {"first_channel": rope.first_channel} | changes)
