@@ -9,7 +9,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import ALiBi, KeyOffset, PositionError, Positions, Proportional, RoPE, Scheme, Sinusoidal
+from posenc import (
+    ALiBi,
+    Chunk,
+    CoPE,
+    FoX,
+    KeyOffset,
+    Learned,
+    PositionError,
+    Positions,
+    Proportional,
+    ReRoPE,
+    RoPE,
+    Schedule,
+    Scheme,
+    Sinusoidal,
+)
 from posenc.encoding.context import NOTHING, Features
 from posenc.models import Decoder, ForwardPass, KVCache
 from tests.cases import DIM, HEAD_DIM, HEADS, KV_HEADS
