@@ -121,7 +121,7 @@ class Scheme(nn.Module):
     @property
     def needs_raw_keys(self) -> bool:
         """Whether a cache must keep unrotated keys, which are rotated in every call: because the rotation depends on
-        the current length of the text or, with ``bands``, on the query."""
+        the current length of the text, on another key or, with ``bands``, on the query."""
         return self.needs_lengths
 
     def reset_parameters(self) -> None:
