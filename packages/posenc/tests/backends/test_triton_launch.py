@@ -216,9 +216,9 @@ HOST: dict[str, tuple[int, int]] = {
     "ALiBi, blocks that fade": (65, 7),
     "ALiBi, a step": (155, 20),
     "ALiBi, one query": (50, 5),
-    "T5, a step": (290, 56),
+    "T5, a step": (295, 56),
     "Shaw": (70, 18),
-    "Shaw, a step": (350, 109),
+    "Shaw, a step": (355, 109),
     "Shaw, one query": (65, 19),
     "FIRE, one query": (95, 47),
 }
