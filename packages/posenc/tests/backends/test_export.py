@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import posenc
+from posenc.models import Decoder
 from tests.backends.parity_cases import Case, Model, case, refuses
 from tests.rounding import of_sums
 
@@ -83,6 +84,35 @@ def test_an_exported_step_takes_any_number_of_queries_and_keys(make: Callable[[]
     for m, n in ((1, 1), (1, 30), (5, 5), (7, 40)):
         given = inputs(m, n)
         torch.testing.assert_close(exported(*given), step(*given), rtol=1e-5, atol=1e-5)
+
+
+SCHEDULES: dict[str, Callable[[], posenc.Scheme | posenc.Schedule]] = {
+    "window": lambda: posenc.Schedule([(posenc.RoPE(8), 6)] * 2),
+    "schedule": lambda: posenc.Schedule([(posenc.RoPE(8), posenc.Chunk(5)), (posenc.ALiBi(2), None)]),
+    "function": lambda: posenc.RoPE(8) + posenc.Softcap(20.0),
+    "rows": lambda: posenc.CoPE(8, 6),
+    "bands": lambda: posenc.ReRoPE(8, 3),
+}
+
+
+@pytest.mark.skipif(bool(MISSING), reason=f"ONNX needs {', '.join(MISSING)}, which the dev extra installs")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_model_reaches_onnx_with_no_backend_named(name: str) -> None:
+    import onnxruntime
+
+    model, lengths = Decoder(30, 16, 2, 2, position=SCHEDULES[name]()).eval(), torch.export.Dim("n", min=1, max=60)
+    ids = torch.randint(30, (1, TOKENS))
+    program = torch.onnx.export(model, (ids,), dynamic_shapes={"tokens": {1: lengths}}, dynamo=True, verbose=False)
+    assert program is not None
+    written = io.BytesIO()
+    program.save(written)
+    session = onnxruntime.InferenceSession(written.getvalue(), providers=["CPUExecutionProvider"])
+    for tokens in (1, *OTHERS):
+        ids = torch.randint(30, (1, tokens))
+        (out,) = session.run(None, {session.get_inputs()[0].name: ids.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(out), model(ids), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"ONNX needs {', '.join(MISSING)}, which the dev extra installs")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from posenc import compat
 from posenc.arguments import check_choice
 from posenc.backends.blockwise import computed_share, distances_of
 from posenc.backends.call import Backend, Call
@@ -123,6 +124,13 @@ class CallFacts:
         """Tangents may be on their way."""
         return self.call.is_forward_mode
 
+    def is_exported(self) -> bool:
+        """The program may run where posenc is not: as ONNX, for one."""
+        return compat.is_exporting()
+
+    def is_exported_with_mask(self) -> bool:
+        return self.is_exported() and self.takes(SDPA)
+
     def is_ahead(self) -> bool:
         """No mask is needed, and the kernel is still faster."""
         if self.has_plane or not self.takes(SDPA) or not self.is_plain():
@@ -209,8 +217,12 @@ VECTORS = "vectors depend on distance, and the kernel computes their products on
 FAR = "the scores are constant or linear at large distances, where the kernel needs no table"
 LEARNED = "a table by distance is learned, and the kernel sums its gradient without atomic additions"
 
+EXPORTED = "an exported program has PyTorch's operators alone, unless a backend is named"
+
 CHOICES = (
     Choice(REFERENCE, CallFacts.is_forward_mode, "no fused kernel has a forward-mode derivative"),
+    Choice(SDPA, CallFacts.is_exported_with_mask, EXPORTED),
+    Choice(REFERENCE, CallFacts.is_exported, EXPORTED),
     Choice(NATIVE, CallFacts.is_ahead, None),
     Choice(SDPA, CallFacts.needs_no_mask, "nothing is added to the scores, so the fused kernel suffices"),
     Choice(NATIVE, CallFacts.suits_few_queries, "there are few queries, and the kernel reads keys only once"),
