@@ -261,6 +261,19 @@ def test_layers_hold_what_their_windows_see(name: str, place: str) -> None:
 
 
 @torch.no_grad()
+def test_masks_and_keys_of_others_beside_windows() -> None:
+    scheme = RoPE(HEAD_DIM, rotary_dim=2) + KeyOffset(HEAD_DIM)
+    layers = Layers(Schedule([(scheme, 4), (RoPE(HEAD_DIM), 4), (RoPE(HEAD_DIM), None)]), LONG["text"])
+    mask = (torch.rand(30, 30) < 0.7) | torch.eye(30).bool()
+    whole, cache = layers.run(0, 30, None, mask=mask), KVCache()
+    outs = [layers.run(n, n + 1, cache, mask=mask[n : n + 1, : n + 1]) for n in range(30)]
+    torch.testing.assert_close(torch.cat(outs, 3), whole, **CLOSE)
+    assert [cache._held(layer) for layer in range(3)] == [30, 4, 30]
+    with pytest.raises(ValueError, match="evict is not supported by schemes whose keys depend on others, such as Key"):
+        cache.evict(1, 5)
+
+
+@torch.no_grad()
 def test_a_cache_of_windows_alone_is_bounded_and_goes_back_to_its_last_pass() -> None:
     layers = Layers(Schedule([(RoPE(HEAD_DIM), 4)] * 2), Positions.arange(600))
     whole, cache = layers.run(0, 600, None), KVCache()

@@ -47,6 +47,7 @@ class KVCache:
         self._layers: list[dict[str, Tensor]] = []  # views of buffers; each has the last tokens of `positions`
         self._pending: dict[int, dict[str, Tensor]] = {}  # the layers of the open pass
         self._windows: dict[int, Window] = {}
+        self._is_whole = False  # whether a scheme makes keys of others too, so that none may be dropped
         self._layer_schemes: dict[int, Scheme | str] = {}  # the scheme of each layer's tokens, or its repr
         self._marks: dict[int, Any] = {}  # the marks of the keys of each layer, if all have the same
 
@@ -147,6 +148,8 @@ class KVCache:
         self._check_of_one_process("evict")
         whole("sinks", sinks, least=0)
         whole("recent", recent)
+        if self._is_whole:
+            raise ValueError("evict is not supported by schemes whose keys depend on others, such as KeyOffset")
         before = self.positions
         if before is None or before.order.size(1) <= sinks + recent:
             return
@@ -215,6 +218,7 @@ class KVCache:
             made._layers.append(joined)
         made._num_read = max(map(len, caches))
         made._num_before = max(len(made) - len(cache) + cache._num_before for cache in caches)
+        made._is_whole = caches[0]._is_whole
         made._layer_schemes, made._windows = dict(caches[0]._layer_schemes), dict(caches[0]._windows)
         return made
 

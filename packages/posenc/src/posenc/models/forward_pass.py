@@ -202,6 +202,8 @@ class ForwardPass:
             which = *which, queries, keys  # the objects themselves: two that are equal may differ in what is known
         elif self.cache is not None and self._exchange is None:
             window = self.of_layer(layer)[1] if window is None else window
+            if any(rotation.needs_whole_documents for rotation in self.tokens(layer).rotations):
+                window, self.cache._is_whole = None, True
             n = self.cache._needed(layer, self.positions, window) + self.positions.order.size(1)
             which = *which, window if isinstance(window, Chunk) else check_window(window)
         if which not in self._pairs or self._pairs[which][0] != n:
@@ -296,7 +298,8 @@ class ForwardPass:
 
         ``features`` are named tensors (batch, heads, tokens, ...) of the queries, and ``key_features`` those of the
         keys (by default the same), which are cached with the keys. ``layer`` may be omitted without a cache if all
-        layers are the same. ``window`` replaces the layer's own. For the other arguments see `posenc.attention`.
+        layers are the same. ``window`` replaces the layer's own. ``attn_mask`` has a column for each key of
+        ``key_positions``, or of the layer's own. For the other arguments see `posenc.attention`.
         """
         if layer is None and isinstance(self._schedule, Schedule) and not self._schedule.is_uniform:
             raise ValueError("layer must be an int where the layers of the schedule differ, got None: pass layer=n")
@@ -368,7 +371,10 @@ class ForwardPass:
             dtype = torch.promote_types(call.key.dtype, torch.float32)
             of_keys[NORMS_FEATURE] = torch.linalg.vector_norm(call.key, dim=-1, dtype=dtype)
         self.cache._set_window(call.layer, call.window)
-        needed = encoding.key_positions.order.size(1) - self.positions.order.size(1)
+        num_keys, num_all = encoding.key_positions.order.size(1), self.key_positions.order.size(1)
+        if call.attn_mask is not None and call.attn_mask.dim() and call.attn_mask.size(-1) == num_all:
+            call = replace(call, attn_mask=call.attn_mask[..., num_all - num_keys :])
+        needed = num_keys - self.positions.order.size(1)
         key, value, of_keys = self.cache.append(call.layer, call.key, call.value, of_keys, needed=needed)
         norms = of_keys.pop(NORMS_FEATURE, None)
         return replace(call, key=key, value=value, key_features=of_keys).attend(encoding, norms)
