@@ -299,6 +299,8 @@ def test_relative_schemes_do_not_see_a_shift(it: Setting, by: int, backend: str,
     for before, after in ((it.query_positions, moved.query_positions), (it.key_positions, moved.key_positions)):
         if before.coords.is_floating_point() and (after.coords.double() - before.coords.double() != by).any():
             return  # fractions so far away are rounded
+        if after.coords.dtype == torch.float32 and (after.coords.abs() > 2**24).any():
+            return  # refused, even where the number is exact
     with blocks(small), torch.no_grad():
         truth, found = ends(it, "reference"), ends(moved, backend)
         if not isinstance(truth, ValueError) and not is_refusal(found, backend):

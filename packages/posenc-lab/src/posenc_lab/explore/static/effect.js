@@ -26,6 +26,7 @@ export const FEATURES = {
     carope: () => ["frequency", 1],
     fox: () => ["forgotten", 1],
     inkling: ({ width }) => ["profile", width],
+    re_po: () => ["position", 1],
     selective_rope: ({ head_dim }) => ["turned", head_dim / 2],
     wall: ({ head_dim }) => ["kept", head_dim],
 };
