@@ -14,7 +14,7 @@ from posenc.huggingface import scheme_from_config
 from posenc.huggingface.asking import NAME, Asked, _verify, positions_by_asking
 from posenc.huggingface.reading import Keys
 from posenc.huggingface.variants import Frequencies
-from tests.huggingface.configs import SIZES, rope
+from tests.huggingface.configs import HEADS, LATENT, PLAIN, SHARED, SIZES, rope
 from tests.huggingface.tiny_models import config_of, disagreements
 
 KNOWN = [
@@ -63,16 +63,28 @@ def test_the_model_says_what_is_read_of_its_configuration(name: str) -> None:
 
 
 TWO = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
-EXPERTS = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+LFM3 = HEADS | {"layer_types": ["conv", "full_attention", "sliding_attention", "full_attention"], "sliding_window": 5}
+LATENTS = LATENT | {"q_lora_rank": 8, "num_key_value_heads": 3}
 NEW: dict[str, tuple[dict[str, Any], str]] = {
-    "nanochat": (rope("default", 3e4), "Frequencies(theta=[-1.0, "),
-    "beam": (TWO | {"head_dim": 20}, "layers 1, 3: QueryScale('beam', length=2048, strength=0.1), whole text"),
-    "flint": (
-        TWO | EXPERTS | {"head_dim": 20},
-        "layers 0, 2: RoPE, base 10000, all 20 channels, half layout, window of 5",
+    "apertus1p5_text": (PLAIN, "RoPE, base 30000, all 12 channels, half layout"),
+    "beam": (TWO | HEADS, "layers 1, 3: QueryScale('beam', length=2048, strength=0.1), whole text"),
+    "cohere2_moe": (
+        PLAIN | TWO | SHARED | HEADS,
+        "RoPE, base 30000, all 20 channels, interleaved layout, window",
+    ),
+    "flint": (TWO | SHARED | HEADS, "layers 0, 2: RoPE, base 10000, all 20 channels, half layout, window of 5"),
+    "gemma4_unified_text": (
+        TWO | HEADS | {"global_head_dim": 28},
+        "RoPE, base 1000000, all 28 channels, half",
     ),
     "granite_swa": (TWO | {"attention_multiplier": 0.3}, "window of 5 keys, scale 0.3, a sink per head"),
-    "apertus1p5_text": (rope("default", 3e4), "RoPE, base 30000"),
+    "kolibri1": (TWO | SHARED | HEADS, "layers 1, 3: NoPE, whole text"),
+    "lfm3": (LFM3 | SHARED, "half layout, Proportional(share=0.5), whole text"),
+    "minicpm3": (LATENTS, "channels 5..16 of 17, half layout"),
+    "nanochat": (PLAIN, "Frequencies(theta=[-1.0, "),
+    "phi4_multimodal": (PLAIN | {"original_max_position_embeddings": 64}, "RoPE, base 30000, all 12 channels"),
+    "phimoe": (PLAIN | SHARED, "RoPE, base 30000, all 12 channels"),
+    "sarvam_mla": (LATENTS | SHARED, "channels 5..16 of 17, interleaved layout"),
 }
 """Families that are not in the table: keys, and words of what is said."""
 

@@ -163,6 +163,7 @@ REFUSED: list[tuple[Any, str]] = [
     (rope(**YARN, beta_fsat=16), "has the key 'beta_fsat' = 16, which rope_type 'yarn' does not read"),
     (rope(**YARN, mscale=1.0), r"\['mscale'\] is only read if both mscale and mscale_all_dim are above 0, got 1.0"),
     (rope(**YARN, mscale=1.0, mscale_all_dim=1.0, attention_factor=1.0), "has the key 'mscale' = 1.0, which rope_type"),
+    (rope(rope_type="axial"), r"\['rope_type'\] must be of a text, got 'axial', by which MiniMax M3 and Step 3.7 turn"),
     (LLAMA | {"partial_rotary_factor": 0.5}, r"\['partial_rotary_factor'\] must be 1, since llama rotates all channel"),
     (OLMO3 | {"rope_theta": 1e4}, "olmo3's rope_theta is 10000.0, but transformers' model of sliding_attention has 50"),
     (OLMO3 | {"rope_parameters": {"full_attention": YARN | {"truncate": False}}}, r"\['truncate'\] must be true here"),

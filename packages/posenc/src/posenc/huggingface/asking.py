@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 from posenc.huggingface.reading import Keys, Layer, ModelPositions, reason, scaled, summarize_model
 from posenc.huggingface.variants import Frequencies, OffsetLearned
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Chunk, Window
+from posenc.positions.tiles import Chunk, Window, window_words
 from posenc.rotation.scaling_parameters import ScalingParameters
 from posenc.schedule import ranges
 from posenc.scheme import Scheme
@@ -78,6 +78,9 @@ SILENT = frozenset(
     }
 )
 """Options of an attention function that are read, or change no score."""
+
+BY_SLOT = re.compile("floor_scale|attn_scale$|temperature_tuning|attn_temp|scaling_beta|log_?scal|logn")
+"""Keys of scales of queries, which some models count by slots of a cache and not by positions."""
 
 _LOCK = threading.Lock()
 """transformers' tables of attention functions are those of the process."""
@@ -431,6 +434,9 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
             for one, other in zip(again, others, strict=True):
                 _verify(scheme, one.calls[n], other.calls[n], one.places)
             window, causal = _window(masks.calls[n].mask, config)
+            slides = call.options.get("sliding_window")
+            if slides is not None and slides != window:
+                raise ValueError(f"the mask has {window_words(window)}, and attention is told of a window of {slides}")
         except ValueError as error:
             raise ValueError(where + str(error)) from error
         if axes:
@@ -441,6 +447,9 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
         said = scheme, window, _layer(call, (plain.calls[n], others[0].calls[n])), causal
         if layers.setdefault(call.layer, said) != said:
             raise ValueError(where + "attention differs between the times it runs")
+    by_slot = [name for name, value in vars(config).items() if value and BY_SLOT.search(name)]
+    if by_slot and not any(isinstance(part, QueryScale) for scheme in made.values() for part in scheme.parts):
+        raise ValueError(f"the configuration has {by_slot[0]}, and no query grows with its position")
     if len({causal for *_, causal in layers.values()}) > 1:
         raise ValueError("some layers are causal and others are not")
     remarks = [f"found by asking transformers' code, as queries and keys reach attention: {type(asked.model).__name__}"]
@@ -520,9 +529,11 @@ def _window(mask: Any, config: Any) -> tuple[Window, bool]:
     if mask is None:
         raise ValueError("attention gets no mask")
     rule = getattr(mask, "rule", None)
+    is_seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    if mask.dtype != torch.bool and bool((is_seen & (mask != 0)).any()):
+        raise ValueError("a bias by position is in its mask")
     if rule is None:
-        seen = torch.as_tensor(mask)
-        seen = (seen if seen.dtype == torch.bool else seen > torch.finfo(seen.dtype).min / 2)[0, 0]
+        seen = is_seen[0, 0]
         sees = {i: seen[i].nonzero().flatten() for i in QUERIES if i < len(seen)}
         bounds = [name for name, value in vars(config).items() if BOUNDED.search(name) and value]
         if bounds := [name for name in bounds if not re.search("expert|cache|label|layer_types|moe", name)]:

@@ -71,6 +71,11 @@ class ScalingParameters:
         ``share`` is that of the channels that "proportional" rotates. ``longest`` is max_position_embeddings, from
         which transformers takes lengths and factors that are not in the dictionary.
         """
+        if kind == "axial":
+            raise ValueError(
+                f"{self.named('rope_type')} must be of a text, got 'axial', by which MiniMax M3 and Step 3.7 turn the "
+                "patches of images by row and column"
+            )
         if kind not in ROPE_TYPES:
             raise ValueError(f"{self.named('rope_type')} must be one of {', '.join(ROPE_TYPES)}, got {kind!r}")
         if kind == "default":
