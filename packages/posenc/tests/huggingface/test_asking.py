@@ -14,7 +14,7 @@ from posenc.huggingface import scheme_from_config
 from posenc.huggingface.asking import NAME, Asked, _verify, positions_by_asking
 from posenc.huggingface.reading import Keys
 from posenc.huggingface.variants import Frequencies
-from tests.huggingface.configs import HEADS, LATENT, PLAIN, SHARED, SIZES, rope
+from tests.huggingface.configs import HEADS, LATENT, LLAMA3, LONG, MSCALE, PLAIN, SHARED, SIZES, YARN, rope
 from tests.huggingface.tiny_models import config_of, disagreements
 
 KNOWN = [
@@ -97,6 +97,36 @@ def test_a_family_that_is_not_in_the_table_is_asked(name: str) -> None:
     assert words in repr(said)
     assert "found by asking transformers' code" in said.remarks[0]
     assert disagreements(config, said) == []
+
+
+SHORT_TEXT = {"original_max_position_embeddings": 64}
+LISTS = {"short_factor": LONG, "long_factor": LONG[::-1]}
+SCALED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "exaone",
+        {"rope_parameters": YARN},
+        "RoPE, base 20000, all 12 channels, half layout, YaRN(factor=4.0",
+    ),
+    ("exaone", rope("llama3", 5e5, **LLAMA3), "Llama3(factor=8.0, original_length=256)"),
+    (
+        "exaone",
+        rope("linear", 7e3, factor=3.0),
+        "all 12 channels, half layout, PositionInterpolation(factor=3.0)",
+    ),
+    ("exaone", rope("dynamic", 7e3, factor=2.0), "DynamicNTK(factor=2.0, original_length=4096)"),
+    (
+        "phi4_multimodal",
+        SHORT_TEXT | rope("longrope", 3e4, **LISTS),
+        "LongRoPE(short",
+    ),
+    ("minicpm3", LATENTS | {"rope_parameters": MSCALE}, "mscale=1.0, mscale_all_dim=1.0), whole text, scale 0.314442"),
+]
+"""Scalings that are named, those by length too, for families that are asked."""
+
+
+@pytest.mark.parametrize(("name", "given", "words"), SCALED)
+def test_scalings_are_named(name: str, given: dict[str, Any], words: str) -> None:
+    assert words in repr(scheme_from_config(SIZES | {"num_hidden_layers": 2, "model_type": name} | given))
 
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
