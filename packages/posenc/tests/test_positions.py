@@ -151,6 +151,11 @@ DATA: dict[str, tuple[Callable[[], Positions], list[Any], list[list[int]]]] = {
         PACKED.coords.tolist(),
         PACKED.document.tolist(),
     ),
+    "packed ids of two images": (
+        lambda: Positions.from_ids(torch.tensor([[[0, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 1]]]), packed=True),
+        [[[0, 0, 0], [0, 0, 1], [0, 0, 0], [0, 0, 1]]],
+        [[0, 0, 1, 1]],
+    ),
     "ids with the axis first": (
         lambda: Positions.from_ids(
             PACKED.coords.movedim(-1, 0), torch.ones(1, len(PACKED), dtype=torch.bool), packed=True

@@ -672,7 +672,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     "Positions.padded": [
         Row(
             lambda: Positions.padded(torch.ones(2, 3)),
-            f"{MASK}, got torch.float32 (2, 3); convert a float mask with mask == 1",
+            f"{MASK}, got torch.float32 (2, 3); convert a float mask with mask == 1, or an additive one with mask == 0",
         ),
         Row(lambda: Positions.padded(SEEN[0]), f"{MASK}, got torch.bool (7,)"),
         Row(lambda: Positions.padded([[True]]), f"{MASK}, got …[[True]]"),

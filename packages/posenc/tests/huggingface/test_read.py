@@ -25,7 +25,9 @@ def test_it_says_what_a_family_a_file_and_a_folder_do(tmp_path: Path, capsys: py
         assert main(["read", str(place)]) == 0
         assert "olmo3: decoder, 4 layers" in capsys.readouterr().out
     assert main(["read", "lama"]) == 1
-    assert "there is no 'lama'" in capsys.readouterr().err
+    assert "a family of transformers, got 'lama' (did you mean 'llama'?)" in capsys.readouterr().err
+    assert main(["read", "gpt2", "--golden", str(tmp_path / "golden.json")]) == 1
+    assert "gpt2 adds Learned to its input" in capsys.readouterr().err
 
 
 def port(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], None]) -> tuple[int, Path]:

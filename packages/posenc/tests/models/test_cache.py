@@ -347,6 +347,8 @@ COMPILED: dict[str, Callable[[], Scheme | Schedule]] = {
     "rotated keys": MAKES["rotated keys"],
     "clock": MAKES["clock"],
     "schedule": lambda: Schedule([(RoPE(HEAD_DIM), 6), (Learned(24, DIM), None)]),
+    # The first key in sight takes channels of one that is not.
+    "offset keys in a window": lambda: Schedule([(KeyOffset(HEAD_DIM), 6)] * 2),
 }
 
 
@@ -366,6 +368,21 @@ def test_decoding_compiles_whole_graphs_and_none_after_the_second_step(name: str
     assert counts[1:] == counts[1:2] * 14
     cache.crop(19)  # and goes on without a compiler
     torch.testing.assert_close(model(ids[:, 19:], cache=cache), outs[-1], **CLOSE)
+
+
+@torch.no_grad()
+def test_after_eviction_tokens_come_last_and_sinks_are_the_first_of_a_text() -> None:
+    cache, windowed = KVCache(), KVCache()
+    model = zoo.model(Decoder, RoPE(HEAD_DIM), inject="every_layer")
+    model(zoo.tokens(count=12), cache=cache)
+    cache.evict(sinks=1, recent=3)
+    for start in (4, 8):
+        with pytest.raises(ValueError, match=f"positions must come after order 11, .* got {start}: continue it with"):
+            model(zoo.tokens(count=1), Positions.arange(1, start=start), cache=cache)
+    windows = Schedule([(RoPE(HEAD_DIM), 6)] * 2)
+    zoo.model(Decoder, windows, inject="every_layer")(zoo.tokens(count=12), cache=windowed)
+    with pytest.raises(ValueError, match=r"sinks must be 0 where every layer has a window or a chunk, .* got 2"):
+        windowed.evict(sinks=2, recent=2)
 
 
 # -- generate ----------------------------------------------------------------------------------------------------------

@@ -228,7 +228,8 @@ def _rotated(call: Call, encoding: Encoding) -> Call:
     if call.rotation is not None:
         value = encoding.rotate_value(call.value)
         return call if value is call.value else replace(call, value=value)
-    call = cleared(call)
+    if not any(rotation.needs_whole_documents for rotation in encoding.rotations):  # whose keys take from unseen ones
+        call = cleared(call)
     (query, key), *others = encoding.rotate_bands(call.query, call.key)
     reaches = [band.reach for rotation in encoding.rotations for band in rotation.bands]
     bands = tuple(RotatedBand(reach, *each) for reach, each in zip(reaches, others, strict=True))

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posenc.arguments import meant
 from posenc.command.options import failed
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ def run(arguments: argparse.Namespace) -> int:
     from posenc.huggingface.config import scheme_from_config
 
     given: Any = arguments.model
-    if not Path(given).exists() and given in CONFIG_MAPPING:
+    if not Path(given).exists():
+        if given not in CONFIG_MAPPING:
+            near = meant(given, tuple(CONFIG_MAPPING))
+            raise ValueError(f"MODEL must be a folder, a config.json or a family of transformers, got {given!r}{near}")
         given = {"model_type": given}
     said = scheme_from_config(given, arguments.part)
     if arguments.against is not None:
@@ -84,6 +88,11 @@ def golden(said: ModelPositions) -> dict[str, Any]:
     """What a port must reproduce: for each kind of layers random queries and keys of one head, in float64, before and
     after the model's positions. ValueError for schemes that do not only turn or scale them."""
     rows = []
+    if said.input is not None:
+        added = type(said.input).__name__
+        raise ValueError(
+            f"golden numbers are of rotated queries and keys, and {said.model_type} adds {added} to its input"
+        )
     for layers, scheme, (window, layer) in groups(said):
         _check(scheme, layers)
         positions, (query, key) = _positions(scheme), _vectors(_head_dim(said, scheme))
@@ -178,15 +187,19 @@ def _read(path: Path, expected: list[dict[str, Any]]) -> list[dict[str, Any]]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["kinds"]
         layers = [row["layers"] for row in rows]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path} must be a file that --golden wrote, with a port's numbers: {error!r}") from None
     if layers != [row["layers"] for row in expected]:
         raise ValueError(f"{path} must have the layers {[row['layers'] for row in expected]}, got {layers}")
     for row, right in zip(rows, expected, strict=True):
+        for name in ("positions", "query_before", "key_before"):
+            if name in row and row[name] != right[name]:
+                raise ValueError(f"{name} of {path} must be what --golden wrote: a port computes what comes after")
+    for row, right in zip(rows, expected, strict=True):
         for name in AFTER:
             try:
                 shape = tuple(torch.tensor(row[name], dtype=torch.float64).shape)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise ValueError(
                     f"{path} must have numbers in {name} of layer {right['layers'][0]}: {error!r}"
                 ) from None

@@ -64,8 +64,9 @@ def last_sums(
 
 def previous_tokens(positions: Positions) -> Int[Tensor, "rows tokens"]:
     """The index of the token before each one in the order of its document; its own for the first."""
-    if positions.layout.run is not None or len(positions) == 0:  # a contiguous text
-        return (torch.arange(len(positions), device=positions.device) - 1).clamp(min=0)[None]
+    tokens = positions.order.size(1)  # len() would specialize a graph to one length
+    if positions.layout.run is not None or tokens == 0:  # a contiguous text
+        return (torch.arange(tokens, device=positions.device) - 1).clamp(min=0)[None]
     index = _places(positions, positions)[0].argsort(dim=-1, stable=True)
     document = positions.document.expand(index.shape).gather(-1, index)
     is_first = torch.nn.functional.pad(document[:, 1:] != document[:, :-1], (1, 0), value=True)

@@ -43,6 +43,9 @@ NAME = "posenc_asked"
 LAYERS, ROWS = 512, 2**24
 """The most layers of a model that is asked, and the most positions of its tables."""
 
+LARGEST = {"hidden_size": 2**15, "intermediate_size": 2**17, "vocab_size": 2**20}
+"""The most of each size, since what a model computes of its tokens is computed for real."""
+
 PLACES = (0, 1, 2, 5, 37, 300, 2000, 12_000, 70_000)
 FRESH = (0, 3, 4, 11, 130, 1000, 5000, 33_000, 100_000)
 """Positions at which a model is asked, and at which the answer is compared, as far as the model has them."""
@@ -402,8 +405,12 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
         raise ValueError(f"its num_hidden_layers must be within 1..{LAYERS}, got {count}")
     length = getattr(config, "max_position_embeddings", None)
     length = length if isinstance(length, int) and length > 0 else None
-    if length is not None and length > ROWS:
-        raise ValueError(f"its max_position_embeddings must be at most {ROWS}, got {length}")
+    if length is not None and not 1 < length <= ROWS:
+        raise ValueError(f"its max_position_embeddings must be within 2..{ROWS}, got {length}")
+    for name, most in LARGEST.items():
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size > most:
+            raise ValueError(f"its {name} must be at most {most} to be asked, got {size}")
     asked = Asked(config)
     asked.reset(1)
     scalings = _candidates(config, length)

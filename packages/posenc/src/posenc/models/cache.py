@@ -44,6 +44,7 @@ class KVCache:
         self._run: tuple[int, int, int | None] | None = None
         self._known: Positions | None = None  # the same, with all that is known of their layout
         self._num_read = self._num_before = 0  # tokens, now and before the last pass
+        self._is_evicted = False  # whether the middle of documents was dropped
         self._layers: list[dict[str, Tensor]] = []  # views of buffers; each has the last tokens of `positions`
         self._pending: dict[int, dict[str, Tensor]] = {}  # the layers of the open pass
         self._windows: dict[int, Window] = {}
@@ -110,6 +111,13 @@ class KVCache:
                 "cache.positions.following(n) or, if it holds one text, "
                 "Positions.arange(n, start=len(cache)); give another text another document"
             )
+        if self._is_evicted and is_readable(positions.order):
+            last = last_orders(before, positions)
+            if bool((positions.order <= last).any()):
+                raise ValueError(
+                    f"positions must come after order {int(last.max())}, the last that the cache holds, got "
+                    f"{int(positions.order.min())}: continue it with cache.positions.following(n)"
+                )
         skip = skipped(before.layout, positions.layout)
         if skip is not None:
             raise ValueError(
@@ -153,6 +161,11 @@ class KVCache:
         before = self.positions
         if before is None or before.order.size(1) <= sinks + recent:
             return
+        if sinks and not self._is_evicted and before.order.size(1) < len(self):
+            raise ValueError(
+                f"sinks must be 0 where every layer has a window or a chunk, which has dropped the first tokens, got "
+                f"{sinks}"
+            )
         held = ends_of_documents(before, sinks, recent)
         chosen = held.any(0).nonzero()[:, 0]
         hidden = {"document": torch.where(held, before.document.expand(len(held), -1), PADDING)}
@@ -161,7 +174,7 @@ class KVCache:
             first = len(before) - self._held(n)
             index = chosen[chosen >= first] - first
             self._layers[n] = {name: x.index_select(2, index.to(x.device)) for name, x in layer.items()}
-        self._num_before = len(self)
+        self._num_before, self._is_evicted = len(self), True
 
     def select(self, rows: Int[Tensor, " chosen"] | Bool[Tensor, " rows"]) -> None:
         """Keeps these rows of the batch, in this order: the indices of beams, which may be repeated, or a mask that is
@@ -311,6 +324,14 @@ class KVCache:
             marks = None
         self._marks[layer] = marks
         return views["key"], views["value"], {name: views[f"feature {name}"] for name in features}
+
+
+def last_orders(cached: Positions, new: Positions) -> Int[Tensor, "rows tokens"]:
+    """For each new token the highest order that its document has in the cache; the lowest int64 if it has none, and
+    for padding."""
+    is_same = (new.document[:, :, None] == cached.document[:, None]) & (new.document != PADDING)[:, :, None]
+    lowest = torch.full((), torch.iinfo(torch.int64).min, device=new.device)
+    return torch.where(is_same, cached.order[:, None], lowest).amax(-1)
 
 
 def needed(cached: Layout, new: Layout, window: Window) -> Any:

@@ -76,6 +76,8 @@ def multimodal(parts: Any, start: int, tokens_per_second: Any, device: Any) -> t
             if len(part) == 4:
                 pace = number("seconds", part[3], above=0) * number("tokens_per_second", tokens_per_second, above=0)
                 # In float32, as the models do, whose whole times depend on the rounding.
+                if sizes[0] * pace >= 2**24:
+                    raise ValueError(f"parts must have times below 2**24, which float32 counts, got {part}")
                 times = (torch.arange(sizes[0], dtype=torch.float32) * pace).long()
                 made[:, 0] = times.to(made.device).repeat_interleave(height * width)
                 starts, sizes[0] = (at + times).tolist(), int(times[-1:].sum()) + 1
@@ -152,8 +154,8 @@ def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor, Tensor]:
         if ids.size(2) != 3:
             raise ValueError(f"ids must be (rows, tokens[, 3]) with packed=True, got {tuple(ids.shape)}")
         # Time stays within an image and increases from one part to the next.
-        repeats = (ids[:, 1:] == ids[:, :-1]).all(-1)
-        restarts[:, 1:] = both & ((ids[:, 1:, 0] < ids[:, :-1, 0]) | repeats)
+        repeats, is_zero = (ids[:, 1:] == ids[:, :-1]).all(-1), (ids[:, 1:] == 0).all(-1)
+        restarts[:, 1:] = both & ((ids[:, 1:, 0] < ids[:, :-1, 0]) | repeats | is_zero)
     if ids.dim() == 2 and ids.numel():
         lowest = torch.iinfo(torch.int64).min
         # Higher in each document than in the one before.
@@ -515,7 +517,7 @@ class Positions:
 
         The ids become coordinates. Order counts a row's tokens from its first id, so new tokens come after a cache, but
         from 0 with ``packed`` or several axes. With ``packed`` a document begins wherever an id is not above the
-        previous one or, of three axes, the first one decreases or all repeat. Without it, decreasing ids raise
+        previous one or, of three axes, the first decreases, all repeat or all are 0. Without it, decreasing ids raise
         ValueError, where they can be read. M-RoPE's (3, rows, tokens) are taken too, but for three tokens, whose ids
         are read as (rows, tokens, 3): pass ``ids.movedim(0, -1)``.
 

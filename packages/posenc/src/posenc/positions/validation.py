@@ -75,7 +75,11 @@ def axes_of(coords: Tensor) -> int:
 def token_mask(name: str, mask: Any) -> Tensor:
     """The mask of tokens as bool. Raises ValueError unless it is a bool tensor or one of 0 and 1."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point() or mask.is_complex():
-        hint = "; convert a float mask with mask == 1" if isinstance(mask, Tensor) and mask.dim() == 2 else ""
+        hint = (
+            "; convert a float mask with mask == 1, or an additive one with mask == 0"
+            if isinstance(mask, Tensor) and mask.dim() == 2
+            else ""
+        )
         raise ValueError(f"{name} must be a tensor (rows, tokens) of True or 1 = token, got {described(mask)}{hint}")
     if mask.dtype == torch.bool:
         return mask
