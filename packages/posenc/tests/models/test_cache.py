@@ -383,8 +383,9 @@ def test_after_eviction_tokens_come_last_and_sinks_are_the_first_of_a_text() -> 
     model = zoo.model(Decoder, windows, inject="every_layer")
     for tokens in zoo.tokens(count=13).split(12, 1):  # the second pass drops what no later token sees
         model(tokens, cache=windowed)
-    with pytest.raises(ValueError, match=r"sinks must be 0 where every layer has a window or a chunk, .* got 2"):
-        windowed.evict(sinks=2, recent=2)
+    for short, most in ((cache, 1), (windowed, 0), (KVCache.cat([cache, cache]), 1), (KVCache.cat([windowed]), 0)):
+        with pytest.raises(ValueError, match=f"sinks must be at most {most}, since .* got 2"):
+            short.evict(sinks=2, recent=1)
 
 
 # -- generate ----------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ MUTANTS = (
     Line(
         "a scheme is not bound anew when an attribute has changed",
         plan,
-        "_kept",
+        "_stored_encoding",
         (" or not all(map(is_, state, latest.state))", ""),
         ROPE_OF_ANOTHER_BASE,
     ),

@@ -130,6 +130,7 @@ def _refused(function: Callable[..., Any], misplaced: tuple[object, ...], unknow
     if argument == "key_padding_mask":
         return TypeError(f"{function.__name__} has no argument {argument!r}; {FOR_PADDING}")
     known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    known += sorted(EXPLAINED) if function is explain else []
     return TypeError(f"{function.__name__} has no argument {argument!r}{instead_of(argument, known)}")
 
 
@@ -167,8 +168,9 @@ def explain(
     *misplaced: None,
     **options: Any,
 ) -> Explanation:
-    """Which backend `attention` uses for these arguments, those of `attention` but ``backend``, why, and why the others
-    cannot run them.
+    """Which backend `attention` uses for these arguments, why, and why the others cannot run them.
+
+    ``options`` are those of `attention`, such as ``is_causal=True``, without ``backend``.
 
     Raises the errors that `attention` raises, including those for a wrong number of heads or a distance beyond a table.
     Computes nothing of the size of the scores; on the CPU it may run the race that decides (docs/performance.md).
@@ -183,15 +185,9 @@ def explain(
     return bands.explain(call)
 
 
-def _explained() -> inspect.Signature:
-    """The signature of `explain`: that of `attention` without the backend."""
-    signature = inspect.signature(attention)
-    parameters = [x for x in signature.parameters.values() if x.name not in ("backend", "unknown")]
-    return signature.replace(parameters=parameters, return_annotation="Explanation")
-
-
-explain.__signature__ = _explained()  # type: ignore[attr-defined]
-EXPLAINED = {x.name for x in _explained().parameters.values() if x.kind is x.KEYWORD_ONLY}
+KEYWORDS = inspect.signature(attention).parameters.values()
+EXPLAINED = {x.name for x in KEYWORDS if x.kind is x.KEYWORD_ONLY} - {"backend"}
+"""The options of `explain`."""
 
 
 @torch.no_grad()

@@ -196,11 +196,12 @@ def encoding_of(request: Request) -> tuple[Encoding | None, bool]:
     scheme = request.encoding
     if isinstance(scheme, Encoding):
         return scheme, False
-    found = _kept(request, scheme) if compat.is_eager() else None
+    found = _stored_encoding(request, scheme) if compat.is_eager() else None
     return found, found is not None
 
 
-def _kept(request: Request, scheme: object) -> Encoding | None:
+def _stored_encoding(request: Request, scheme: object) -> Encoding | None:
+    """That of `encoding_of` for a scheme or None, found or made."""
     query, key, align = request.query, request.key, request.options.align
     if request.query_positions is not None or request.key_positions is not None:
         return None

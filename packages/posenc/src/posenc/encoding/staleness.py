@@ -226,7 +226,7 @@ def check_fresh(made: MadeWith) -> None:
             raise ValueError(STALE.replace("changed", "began to require gradients"))
 
 
-LARGE = 2**13  # numbers; fewer are compared sooner than their addresses are found
+NUMBERS_COMPARED_AS_MEMORY = 2**13  # fewer are compared sooner than their addresses are found
 STALE = (
     "the encoding was made before the scheme's parameters changed: call the scheme with the positions again, once in "
     "every forward pass"
@@ -263,7 +263,8 @@ def is_readable(parameter: Tensor) -> bool:
 def _is_same(p: Tensor, value: Tensor) -> bool:
     """Whether two tensors have the same numbers or bits: NaN does not equal itself. Many numbers are compared as
     memory, in a fifth of `torch.equal`'s time."""
-    compare = compat.c_function("memcmp") if p.numel() >= LARGE and p.is_floating_point() else None
+    is_large = p.numel() >= NUMBERS_COMPARED_AS_MEMORY and p.is_floating_point()
+    compare = compat.c_function("memcmp") if is_large else None
     is_memory = compat.is_plain_memory((p, value)) and p.is_contiguous() and value.is_contiguous()
     if compare is None or not is_memory or (p.dtype, p.shape) != (value.dtype, value.shape):
         return torch.equal(p, value) or torch.equal(_bits(p), _bits(value))

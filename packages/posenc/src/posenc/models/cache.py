@@ -44,7 +44,8 @@ class KVCache:
         self._run: tuple[int, int, int | None] | None = None
         self._known: Positions | None = None  # the same, with all that is known of their layout
         self._num_read = self._num_before = 0  # tokens, now and before the last pass
-        self._is_evicted = False  # whether the middle of documents was dropped
+        self._num_evicted = 0  # of these, those that `evict` has dropped
+        self._most_sinks: int | None = None  # of each document these first tokens are held; None: all
         self._layers: list[dict[str, Tensor]] = []  # views of buffers; each has the last tokens of `positions`
         self._pending: dict[int, dict[str, Tensor]] = {}  # the layers of the open pass
         self._windows: dict[int, Window] = {}
@@ -111,7 +112,7 @@ class KVCache:
                 "cache.positions.following(n) or, if it holds one text, "
                 "Positions.arange(n, start=len(cache)); give another text another document"
             )
-        if self._is_evicted and is_readable(positions.order):
+        if self._most_sinks is not None and is_readable(positions.order):  # gaps of evicted tokens are not known
             last = last_orders(before, positions)
             if bool((positions.order <= last).any()):
                 raise ValueError(
@@ -145,10 +146,13 @@ class KVCache:
             {name: x[:, :, : x.size(2) - gone] for name, x in layer.items()} for layer in self._layers if tokens
         ]
         self._num_read, self._num_before = tokens, min(self._num_before, tokens)
+        if not tokens:
+            self._num_evicted, self._most_sinks = 0, None
 
     def evict(self, sinks: int, recent: int) -> None:
         """Drops the middle of every document: keeps its first ``sinks`` tokens and its last ``recent``, at their
-        positions. A layer with a window keeps no more than before.
+        positions. A layer with a window keeps no more than before. Raises ValueError where some of the first tokens
+        were dropped before: by windows that all layers have, or because fewer were kept.
 
         Source: Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks", which also moves the
         remaining tokens together.
@@ -161,10 +165,11 @@ class KVCache:
         before = self.positions
         if before is None or before.order.size(1) <= sinks + recent:
             return
-        if sinks and not self._is_evicted and before.order.size(1) < len(self):
+        most = self._sinks_held()
+        if most is not None and sinks > most:
             raise ValueError(
-                f"sinks must be 0 where every layer has a window or a chunk, which has dropped the first tokens, got "
-                f"{sinks}"
+                f"sinks must be at most {most}, since the cache has dropped the other first tokens of documents, "
+                f"got {sinks}"
             )
         held = ends_of_documents(before, sinks, recent)
         chosen = held.any(0).nonzero()[:, 0]
@@ -174,7 +179,13 @@ class KVCache:
             first = len(before) - self._held(n)
             index = chosen[chosen >= first] - first
             self._layers[n] = {name: x.index_select(2, index.to(x.device)) for name, x in layer.items()}
-        self._num_before, self._is_evicted = len(self), True
+        self._num_before, self._most_sinks = len(self), sinks
+        self._num_evicted += len(before) - len(chosen)
+
+    def _sinks_held(self) -> int | None:
+        """Of how many first tokens of each document it is known that they are held; None: of all."""
+        held = 0 if self.positions is None else self.positions.order.size(1)
+        return 0 if held < len(self) - self._num_evicted else self._most_sinks  # windows have dropped some
 
     def select(self, rows: Int[Tensor, " chosen"] | Bool[Tensor, " rows"]) -> None:
         """Keeps these rows of the batch, in this order: the indices of beams, which may be repeated, or a mask that is
@@ -231,7 +242,9 @@ class KVCache:
             made._layers.append(joined)
         made._num_read = max(map(len, caches))
         made._num_before = max(len(made) - len(cache) + cache._num_before for cache in caches)
-        made._is_whole = caches[0]._is_whole
+        made._is_whole, made._num_evicted = caches[0]._is_whole, made._num_read - most
+        held_sinks = [sinks for cache in caches if (sinks := cache._sinks_held()) is not None]
+        made._most_sinks = min(held_sinks, default=None)
         made._layer_schemes, made._windows = dict(caches[0]._layer_schemes), dict(caches[0]._windows)
         return made
 
