@@ -89,7 +89,11 @@ NEW: dict[str, tuple[dict[str, Any], str]] = {
 """Families that are not in the table: keys, and words of what is said."""
 
 
-@pytest.mark.parametrize("name", NEW)
+SLOW = {"phi4_multimodal"}  # half a minute: a model of text, images and sound
+NAMES = [pytest.param(name, marks=[pytest.mark.more] if name in SLOW else []) for name in NEW]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_family_that_is_not_in_the_table_is_asked(name: str) -> None:
     given, words = NEW[name]
     config = CONFIG_MAPPING[name](**SIZES | given)
@@ -134,7 +138,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("gpt_neo", {}, "'gpt_neo', whose code was asked: it has attention classes of its own, and takes no other"),
     ("pegasus", {}, "sinusoids are added to its input, by model.decoder.embed_positions.weight"),
     ("ctrl", {}, "tokens already differ where transformer.h.0.multi_head_attention.Wq.weight takes them"),
-    ("deepseek_v32", {}, "layer 0 also gives its attention function indices"),
+    ("deepseek_v32", {"num_hidden_layers": 2}, "layer 0 also gives its attention function indices"),
     ("nanochat", {"num_hidden_layers": 600}, "its num_hidden_layers must be within 1..512, got 600"),
     (
         "nanochat",
