@@ -156,7 +156,7 @@ def _parameters(entry: Entry) -> str:
         return ""
     if entry.scheme.zero_initialized:
         return ". As it begins it changes nothing, so its parameters are drawn at random here, to have something to see"
-    return ", untrained: with parameters as it begins"
+    return ", untrained: with its initial parameters"
 
 
 def _price(entry: Entry) -> str:

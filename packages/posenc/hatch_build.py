@@ -45,7 +45,7 @@ def _module(name: str) -> ModuleType:
 
 def kernel() -> tuple[list[Path], str | None, list[str]]:
     """Builds what is not built yet. Gives the files, the platform's tag, and in words what could not be built.
-    ValueError for a level that there is not."""
+    ValueError for an unknown level."""
     build = _module("build")
     asked = os.environ.get(SWITCH, "")
     if asked == "0":

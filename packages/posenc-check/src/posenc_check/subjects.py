@@ -46,7 +46,7 @@ class Batch:
     """Rows of tokens, as plain lists: what a subject is run on. All rows have as many tokens.
 
     ``positions``: None leaves them to the subject, 0, 1, 2, … . ``document``: tokens see their own alone; -1 is
-    padding. ``order``: what causality goes by, where it is not the index. ``chunks``: the lengths in which a cache is
+    padding. ``order``: what causality depends on, if not the index. ``chunks``: the lengths in which a cache is
     fed; none: all at once. ``queries`` and ``keys``: which tokens are queries and which are keys; None: all.
     ``grid``: rows and columns of patches, in raster order.
     """

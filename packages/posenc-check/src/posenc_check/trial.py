@@ -23,7 +23,7 @@ LACKS = {  # what call must take, by what it can then do
     "positions": "let call take `positions` (rows, tokens)",
     "padding": "let call take `padding` (rows, tokens)",
     "document": "let call take `document` (rows, tokens)",
-    "order": "let call take `order` (rows, tokens), for causality goes by the index",
+    "order": "let call take `order` (rows, tokens), for causality depends on the index",
     "cache": "let call take a `cache`, and give it back",
     "queries": "let call take `memory` (rows, keys, dim), for queries are the keys",
     "lse": "nothing to do: a layer gives no log-sum-exp, so parts of the keys cannot be merged",
@@ -203,7 +203,7 @@ class TrialPlan:
         # A layer is given the order of the tokens of x, but not of its memory.
         ordered = self.subject.can("order") and not self.subject.takes("memory")
         possible = not self.subject.causal or ordered
-        require(possible, "let call take the order of queries and keys, for causality goes by the index")
+        require(possible, "let call take the order of queries and keys, for causality depends on the index")
 
     # -- how near is near ---------------------------------------------------------------------------------------------
 

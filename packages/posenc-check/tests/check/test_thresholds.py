@@ -13,7 +13,7 @@ DIM = 8
 
 
 class Late(nn.Module):
-    """Causal attention of one head, with a bias by the distance, which also goes by the query's place from ``length``
+    """Causal attention of one head, with a bias by the distance, and by the query's place too from ``length``
     on (as FIRE's), unless there is no length."""
 
     def __init__(self, length: int | None) -> None:

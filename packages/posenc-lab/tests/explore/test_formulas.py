@@ -73,7 +73,7 @@ def test_a_control_finds_its_symbol_and_a_symbol_its_control(figure: str, figure
         states += [{"causal": False}]
     there = controls(figures, figure, *states)
     symbols = marked(formulas()[figure])
-    assert symbols <= there, "a symbol of a control that there is not"
+    assert symbols <= there, "a symbol of a control that does not exist"
     assert there - symbols - DRAWN == WITHOUT.get(figure, set())
 
 

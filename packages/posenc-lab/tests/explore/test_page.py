@@ -142,8 +142,8 @@ WRONG = {
     "figure=scheme&scheme.scheme=sandwich&scheme.head=99": "scheme.head must be from 1 to 4, got 99",
     "figure=scheme&scheme.toString=1": "scheme has no toString",
     "figure=length-curves&length-curves.records=99": "records must be from 0 to",
-    "figure=constructor": "names a view, a step or a figure that there is not",
-    "view=nothing": "names a view, a step or a figure that there is not",
+    "figure=constructor": "names no existing view, step or figure",
+    "view=nothing": "names no existing view, step or figure",
 }
 
 

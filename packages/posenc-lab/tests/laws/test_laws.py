@@ -30,7 +30,7 @@ from tests.rounding import of_sums
 from tests.rows import first_of
 
 WIDE = Shape(dim=128, num_heads=1, head_dim=128, max_positions=1024)
-# Measured in other tests of this file anyway. Of the rest `make test` goes by what was measured before, as the explorer
+# Measured in other tests of this file anyway. Of the rest `make test` uses what was measured before, as the explorer
 # keeps it.
 MEASURED = {
     *("sinusoidal", "learned", "exponential_decay", "fourier_features", "rope", "alibi", "distance_aware"),

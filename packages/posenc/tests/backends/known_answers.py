@@ -69,7 +69,7 @@ def piecewise_linear(case: KnownAnswerCase, x: dict[str, Tensor]) -> Tensor:
 
 
 def planar(case: KnownAnswerCase, x: dict[str, Tensor]) -> list[ScoreTerm]:
-    """What goes by two coordinates."""
+    """What depends on two coordinates."""
     low = case.distance_range[0]
     terms: list[ScoreTerm] = []
     if "plane" in x:

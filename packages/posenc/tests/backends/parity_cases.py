@@ -250,7 +250,7 @@ def kinds_of(name: str) -> set[str]:
 
 
 def goes_by_one_distance(name: str) -> bool:
-    """Whether a term goes by the distance along one line, on which tokens must stand one after the other."""
+    """Whether a term depends only on the distance along one line, on which tokens must stand one after the other."""
     terms = (*encoded(name).score_terms, *encoded(name).values)
     kinds = {kind_of(term) for term in terms if term.distance is not None}
     return "a broken line of both coordinates" in kinds_of(name) or any("several" not in kind for kind in kinds)

@@ -84,7 +84,7 @@ def test_nan_in_a_row_stays_in_it(scheme: posenc.Scheme) -> None:
 def test_no_digit_of_the_output_depends_on_threads_or_on_the_rest_of_the_batch(
     window: int | None, scheme: posenc.Scheme | None, dtype: torch.dtype
 ) -> None:
-    """Of several blocks of keys, and of tasks whose size goes by how many there are to share out."""
+    """Of several blocks of keys, and of tasks whose size depends on how many there are to share out."""
     q, k, v = (torch.randn(3, 2, 1300, 32).to(dtype) for _ in range(3))
     made = torch.get_num_threads()
     found = []

@@ -107,7 +107,7 @@ def again(model: nn.Module, seen: Any, at_zero: Any) -> Call:
         for name in ("position_embeddings", "position_ids", "attention_scaling")
         if name in kwargs
     }
-    tuned = getattr(module, "attn_temperature_tuning", False)  # Llama 4's goes by the slot, which is never 0
+    tuned = getattr(module, "attn_temperature_tuning", False)  # Llama 4's depends on the slot, which is never 0
     CALLS.clear()
     try:
         module.attn_temperature_tuning = False

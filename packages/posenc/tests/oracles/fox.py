@@ -3,7 +3,7 @@
     s_ij <- s_ij + sum_{t = j+1 .. i} ln sigmoid(g_t)        g_t = w_h . x_t + b_h, of the layer
 
 Lin et al. 2025 (arXiv 2503.02130), equations 4 to 6. Conventions: the key's own gate does not count, the query's does;
-t goes by the tokens' order within the document, not by their index and not by coordinates. A key after the query, which
+t counts the tokens' order within the document, not by their index and not by coordinates. A key after the query, which
 no causal mask lets it see, gets the same sum with the other sign.
 """
 

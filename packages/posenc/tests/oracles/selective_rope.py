@@ -4,7 +4,7 @@
     R(A): (a, b) -> (a cos A - b sin A, a sin A + b cos A)        theta_k = base^(-2k/d)
 
 Movahedi et al. 2026 (arXiv 2511.17388), with the sums as in the authors' modules/rotary.py. phi_t is of the layer, d/2
-numbers for each head of keys. Conventions: the key's own phi does not count, the query's does; t goes by the tokens'
+numbers for each head of keys. Conventions: the key's own phi does not count, the query's does; t counts the tokens'
 order within the document. The angle to a key after the query has the other sign. Pair k is channels k and k + d/2, or
 2k and 2k + 1.
 """

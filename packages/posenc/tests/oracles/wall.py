@@ -3,7 +3,7 @@
     s_ij = sum_c q_ic k_jc prod_{t = j+1 .. i} sigmoid(g_tc) / sqrt(d)        g_tc = w_hc . x_t + b_hc, of the layer
 
 Pai et al. 2026, as flash-linear-attention's ops/wall_attn/naive.py and layers/wall_attn.py have it. Conventions: the
-key's own gate does not count, the query's does; t goes by the tokens' order within the document. The authors have no
+key's own gate does not count, the query's does; t counts the tokens' order within the document. The authors have no
 score for a key after the query; here it is the plain one.
 """
 

@@ -596,7 +596,7 @@ def setting(
 
 
 def placed(name: str, positions: Positions) -> Positions:
-    """The same tokens with the coordinates and segments that the scheme asks for; a segment goes by the coordinate, so
+    """The same tokens with the coordinates and segments that the scheme asks for; segments follow coordinates, so
     that a token brings it along."""
     if positions.coords.dim() == 3:
         return positions

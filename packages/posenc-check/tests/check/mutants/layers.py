@@ -114,7 +114,7 @@ class Standing(Rotating):
 
 
 class Deaf(Standing):
-    """Takes positions and goes by the index."""
+    """Takes positions and uses the index."""
 
     def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
         return torch.arange(start, document.size(1)).expand(document.size(0), -1)

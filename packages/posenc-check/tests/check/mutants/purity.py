@@ -60,7 +60,7 @@ class InPlace(Rotating):
 
 
 class Stretched(Rotating):
-    """A base that goes by the longest row seen so far, and stays there."""
+    """A base that follows the longest row seen so far, and stays there."""
 
     seen = 8
 

@@ -62,7 +62,7 @@ MISSING_RESULT_WORDS = ("undefined", "diverged")  # of results: words that say w
 
 
 def results_of(task: str) -> dict[str, Mapping[str, Any]]:
-    """What the record of each kind of measurement of a task has, by name. ValueError for a task that there is not."""
+    """What the record of each kind of measurement of a task has, by name. ValueError for an unknown task."""
     return {**RESULTS, "trial": TRIAL, **{kind: each.result for kind, each in task_of(task).kinds.items()}}
 
 

@@ -32,7 +32,7 @@ TOKENS = 33  # of which every two are drawn
 SIDE = 9  # patches to a side, of a scheme for images
 ROWS = 64  # positions of vectors, and of biases that do not go by the distance alone
 WORDS = 24  # positions of matrices: as many as a sentence has words
-MAX_BIAS_DISTANCE = 512  # the largest distance of a bias that goes by it alone
+MAX_BIAS_DISTANCE = 512  # the largest distance of a bias that depends on it alone
 DIGITS = 6
 
 OPTION_CHOICES: dict[str, tuple[float, ...]] = {
@@ -250,7 +250,7 @@ def _frame(axes: int) -> Positions:
 def kept(scheme: Scheme, shape: Shape, *, is_far: bool) -> dict[str, Any]:
     """What the page computes attention of: the vectors that are added at the positions 0 .. 63, the matrices that turn
     queries and keys at 0 .. 23 (``key`` is None where it is as the query), and the bias of every score; with ``is_far``
-    at distances up to 512, where it goes by these alone. ``missing`` says why not, where the scheme does more."""
+    at distances up to 512, where it depends on these alone. ``missing`` says why not, where the scheme does more."""
     if shape.axes > 1:
         return {"missing": "it takes several coordinates of each token: see it in the view Scores"}
     others = "it does more than add vectors, turn queries and keys, and add a bias: see it in the view Scores"
@@ -308,8 +308,8 @@ def _maps(turn: Any, shape: Shape) -> Tensor:
 
 
 def _by_distance(bias: Tensor) -> Tensor:
-    """The bias (heads, queries, keys). Where it goes by the distance alone (heads, 2 tokens - 1), from the key farthest
-    back on; NaN, which is not seen, does not count."""
+    """The bias (heads, queries, keys). Where it depends only on the distance, (heads, 2 tokens - 1), from the key
+    farthest back on; NaN, which is not seen, does not count."""
     n = bias.size(-1)
     line = torch.cat([bias[:, -1], bias[:, 0, 1:]], dim=1)
     place = torch.arange(n)
@@ -319,7 +319,7 @@ def _by_distance(bias: Tensor) -> Tensor:
 
 
 def _far(scheme: Scheme, shape: Shape) -> Tensor | None:
-    """The bias (heads, 2 `MAX_BIAS_DISTANCE` + 1) at distances that a bias goes by, from the key farthest back on; None
+    """The bias (heads, 2 `MAX_BIAS_DISTANCE` + 1) at the distances of a bias, from the key farthest back on; None
     of a scheme without positions so far on."""
     zero = torch.zeros(1, shape.num_heads, 1, shape.head_dim, dtype=torch.float64)
     places = posenc.Positions.arange(2 * MAX_BIAS_DISTANCE + 1)

@@ -15,7 +15,7 @@ export const WHAT = {
     content: "change of the score",
 };
 
-/** Tokens of a line that are drawn, of what goes by more than the distance. */
+/** Tokens of a line that are drawn, of what depends on more than the distance. */
 export const MOST = 96;
 
 /** Scores before the scheme, of what looks at them alone. */
@@ -102,12 +102,12 @@ function alike({ heads, data }) {
     return data.every((x, n) => close(x, data[n % each], 1e-12));
 }
 
-/** What it does to the tokens 0 .. N - 1 of a line: {by, heads, matrix(head), along(head), between(head)}. `by` says what it goes by,
- * the "distance", the "key" or the "query", which is read off a few rows; "" where by more than one of these. Of what
- * goes by the distance only those rows are computed. along(head) has its numbers by that: for the distances
+/** What it does to the tokens 0 .. N - 1 of a line: {by, heads, matrix(head), along(head), between(head)}. `by` says what it
+ * depends on, the "distance", the "key" or the "query", which is read off a few rows; "" for more than one of these. Of
+ * what depends only on the distance only those rows are computed. along(head) has its numbers by that: for the distances
  * 1 - N .. N - 1, or for each token; between(head) is what lies between these, where that is something. */
 export function ofLine(scheme, entry, options, family, N, seed = 0) {
-    const tooMany = `${entry.title} goes by more than the distance: it is drawn for up to ${MOST} tokens, got ${N}`;
+    const tooMany = `${entry.title} depends on more than the distance: it is drawn for up to ${MOST} tokens, got ${N}`;
     const isWhole = family === "content";
     must(N <= MOST || !isWhole, tooMany);
     const tokens = Positions.arange(N);
@@ -161,7 +161,7 @@ const picked = (positions, tokens) =>
         { order: tokens.map((n) => positions.order[n]) },
     );
 
-/** The matrix of N tokens of what goes by the distance. */
+/** The matrix of N tokens of what depends only on the distance. */
 export function ofDistances(along, N) {
     const made = new Float64Array(N * N);
     for (let i = 0; i < N; i++) made.set(along.subarray(N - 1 - i, 2 * N - 1 - i), i * N);

@@ -95,7 +95,7 @@ function show() {
               element(
                   "p",
                   { class: "error", role: "alert" },
-                  `The address names a view, a step or a figure that there is not; there are ${[...VIEWS.map((one) => one.name), ...Object.keys(figures)].join(", ")}.`,
+                  `The address names no existing view, step or figure; there are ${[...VIEWS.map((one) => one.name), ...Object.keys(figures)].join(", ")}.`,
               ),
           ]
         : [];

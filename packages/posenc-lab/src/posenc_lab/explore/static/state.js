@@ -4,7 +4,7 @@
 
 /** @returns {{view: string, step: string, figure: string, theme: string, figures: Object<string, Object<string, string>>}} */
 export function read(hash) {
-    // An address is anyone's: without prototypes a figure "constructor" or "__proto__" is only one that there is not.
+    // An address is anyone's: without prototypes a figure "constructor" or "__proto__" is only an unknown one.
     const state = { view: "", step: "", figure: "", theme: "", figures: Object.create(null) };
     for (const [key, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
         const dot = key.indexOf(".");

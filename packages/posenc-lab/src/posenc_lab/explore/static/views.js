@@ -44,7 +44,7 @@ export const VIEWS = [
     {
         name: "where",
         title: "Where position enters",
-        about: "Attention sees a set of tokens. What tells it their places comes in through four doors, and not in every layer alike.",
+        about: "Attention sees a set of tokens. Positions enter at four points, the four doors, and not in every layer alike.",
         figures: [doors, schedule],
     },
     {
@@ -56,7 +56,7 @@ export const VIEWS = [
     {
         name: "rotation",
         title: "Rotation",
-        about: "Queries and keys turned by their positions, pair by pair, so that their product goes by the distance.",
+        about: "Queries and keys turned by their positions, pair by pair, so that their product depends only on the distance.",
         figures: [clocks, pairLayouts, ropeDecay, allocation, scalings],
     },
     {

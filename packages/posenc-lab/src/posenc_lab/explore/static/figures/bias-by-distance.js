@@ -73,7 +73,7 @@ export const figure = {
     name: "bias-by-distance",
     title: "Bias against distance",
     see:
-        "How much a key so many tokens back loses or gains. What is learned is drawn as it begins; terms that " +
+        "How much a key so many tokens back loses or gains. What is learned is drawn at initialisation; terms that " +
         "meet the query are shown for one Gaussian query. Try another head, and the logarithmic axis: on it " +
         "KERPLE becomes a line far away, and T5's wide buckets have equal widths. On the linear axis ALiBi is a line.",
     defaults: {

@@ -108,14 +108,14 @@ export const figure = {
         };
     },
     describe: (state, { wavelengths }) =>
-        `${said(state, wavelengths)} A solid rim: the pair has come round at least once; a dashed one: not yet, so ` +
+        `${said(state, wavelengths)} A solid rim: the pair has completed at least one turn; a dashed one: not yet, so ` +
         "longer texts show the model angles that this one does not.",
 };
 
 function said({ position, dim }, wavelengths) {
     const round = wavelengths.filter((x) => position >= x).length;
     return (
-        `At position ${position}, ${round} of ${dim / 2} pairs have come round. Wavelengths go from ` +
+        `At position ${position}, ${round} of ${dim / 2} pairs have completed a turn. Wavelengths go from ` +
         `${short(wavelengths[0])} tokens (pair 0) to ${short(wavelengths.at(-1))} (pair ${dim / 2 - 1}).`
     );
 }

@@ -13,7 +13,7 @@ const made = (w, v) => new DistanceAware({ num_heads: 1 }, { w: { data: [w] }, v
 function values({ w, v, length }) {
     const R = Float64Array.from({ length: STEPS }, (_, n) => (2 * REACH * n) / (STEPS - 1) - REACH);
     const r = Float64Array.from({ length: length + 1 }, (_, n) => n);
-    const [back, on] = [made(-1, v), made(1, v)]; // a factor goes by w |r|: R below 0 has w below 0
+    const [back, on] = [made(-1, v), made(1, v)]; // a factor depends on w |r|: R below 0 has w below 0
     return {
         R,
         r,

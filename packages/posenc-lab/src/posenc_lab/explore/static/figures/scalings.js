@@ -59,7 +59,7 @@ export const figure = {
     name: "scalings",
     title: "Wavelengths under every scaling",
     see:
-        "A pair whose wavelength is above the trained length L has not come round in training: a longer text shows " +
+        "A pair whose wavelength is above the trained length L has not completed a turn in training: a longer text shows " +
         "the model angles that are new to it, unless the pair is slowed down by the factor. YaRN's bands are shaded: " +
         "fast pairs stay, slow ones are divided by the factor, a ramp between.",
     defaults: {
@@ -253,7 +253,7 @@ export const figure = {
         });
         const [trained, wanted] = [state.length, state.factor * state.length].map((x) => x.toLocaleString("en"));
         return (
-            `${past} of ${state.dim / 2} pairs do not come round in ${trained} tokens; wanted are ${wanted}. ` +
+            `${past} of ${state.dim / 2} pairs do not complete a turn in ${trained} tokens; wanted are ${wanted}. ` +
             (says.length ? `${says.join("; ")}.` : "No scaling is chosen.")
         );
     },

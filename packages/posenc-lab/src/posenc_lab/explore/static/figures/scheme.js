@@ -25,7 +25,7 @@ import { WEIGHED, weighed } from "posenc/weighed.js";
 
 const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3], [6, 2, 2, 2], [1, 3]];
 
-const FAR = 512; // tokens that are drawn at most of what goes by the distance alone
+const FAR = 512; // tokens that are drawn at most of what depends only on the distance
 
 /** Options that need another one beside them. */
 const BESIDE = {
@@ -108,8 +108,8 @@ export const figure = {
     name: "scheme",
     title: "What a scheme does to every two tokens",
     see:
-        "Choose a scheme and its options. A diagonal pattern goes by the distance alone; rows or columns that " +
-        "differ say where the tokens stand. What a scheme learns is drawn as it begins, before any training.",
+        "Choose a scheme and its options. A diagonal pattern depends only on the distance; rows or columns that " +
+        "differ say where the tokens stand. What a scheme learns is drawn at initialisation, before any training.",
     formula: ({ scheme }, app) => given.entryOf(app, scheme).formula,
     defaults: { scheme: "alibi", options: "", tokens: 33, side: 9, head: 1, causal: false, weighed: false, draw: 0 },
     another: { scheme: "rope", options: "base:100", tokens: 24, side: 9, head: 1, causal: true, draw: 0 },
@@ -302,10 +302,10 @@ function line(one, { tokens: N, head, causal, weighed: asWeights }) {
             xLabel: "key − query (tokens)",
             series,
             goes: family === "content"
-                ? "It goes by what the tokens are."
+                ? "It depends on what the tokens are."
                 : isWeighed
                   ? "The weights of a query sum to 1."
-                  : "It goes by more than the distance.",
+                  : "It depends on more than the distance.",
         };
     }
     const isDistance = by === "distance";
@@ -325,7 +325,7 @@ function line(one, { tokens: N, head, causal, weighed: asWeights }) {
         x,
         series,
         xLabel: isDistance ? "key − query (tokens)" : `${by} (token)`,
-        goes: isDistance ? "It goes by the distance alone." : `It goes by where the ${by} stands.`,
+        goes: isDistance ? "It depends only on the distance." : `It depends on where the ${by} stands.`,
     };
 }
 

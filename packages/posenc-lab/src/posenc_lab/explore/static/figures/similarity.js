@@ -42,7 +42,7 @@ function waveOf(values, app) {
 export const figure = {
     name: "similarity",
     title: "How alike the vectors of two positions are",
-    see: "Of the sinusoid each diagonal is of one colour: the product goes by the distance alone. Choose the learned table: before training a position is no more like its neighbours than like any other.",
+    see: "Of the sinusoid each diagonal is of one colour: the product depends only on the distance. Choose the learned table: before training a position is no more like its neighbours than like any other.",
     defaults: { scheme: "sinusoidal", measure: "cosine", dim: 128, tokens: 128, position: 40, options: "" },
     another: { scheme: "learned", measure: "inner product", dim: 32, tokens: 48, position: 5, options: "" },
     controls(values, app) {

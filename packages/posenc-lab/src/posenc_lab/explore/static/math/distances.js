@@ -1,4 +1,4 @@
-// Distances r = p_j - p_i, each distinct one once: what goes by the distance alone is computed for these.
+// Distances r = p_j - p_i, each distinct one once: what depends only on the distance is computed for these.
 
 /** {list: [r, ...], index}: the distinct distances, and which of them the pair (i, j) has, at index[i * keys + j]. */
 export function distancesOf(queries, keys) {

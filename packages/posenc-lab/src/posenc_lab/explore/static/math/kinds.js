@@ -24,8 +24,8 @@ export function tokensOf(x, head, heads) {
     return Array.from({ length: x.tokens }, (_, token) => x.at(shared, token));
 }
 
-/** What make(head, r, i, j) gives of the pairs of a head, as a function of i and j. Where the piece goes by the
- * distance it is asked once for each. */
+/** What make(head, r, i, j) gives of the pairs of a head, as a function of i and j. Where the piece depends
+ * only on the distance it is asked once for each. */
 export function ofPairs(piece, make, head, { distances, queryPositions, keyPositions }) {
     if (!piece.byDistance) {
         return (i, j) => make(head, between(queryPositions, keyPositions, i, j), i, j);

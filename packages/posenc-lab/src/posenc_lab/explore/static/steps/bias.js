@@ -13,7 +13,7 @@ import { weighed } from "posenc/weighed.js";
 
 const [FAR, BACK, DIM, HEADS] = [40, 6, 16, 8]; // the distances shown, and the one that the question asks of
 const QUERIES = ["dog", "man"]; // two words that ask, at the same place
-const SPREAD = 0.5; // of learned numbers, as they may begin
+const SPREAD = 0.5; // of learned numbers, at initialisation
 
 const SHAW = { num_heads: null, max_distance: 16, values: false };
 const T5 = { num_buckets: 8, max_distance: 32, bidirectional: false };
