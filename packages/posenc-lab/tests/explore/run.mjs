@@ -12,6 +12,7 @@ const { Positions } = await of("math/positions.js");
 const { Random, drawnParameters } = await of("random.js");
 const { answerOf, choose, needsOf } = await of("choosing.js");
 const { source } = await of("records.js");
+const { valuesOf } = await of("state.js");
 const { weighed } = await of("weighed.js");
 const { STEPS, VIEWS } = await of("views.js");
 
@@ -144,13 +145,20 @@ JOBS.waves = async ({ name, state }) => {
 // other states.
 JOBS.steps = () => STEPS.map(({ figure }) => figure.name);
 JOBS.question = ({ name, states = [] }) => {
-    const { figure, question } = STEPS.find((step) => step.figure.name === name);
+    const { figure, question, predict } = STEPS.find((step) => step.figure.name === name);
     const app = { catalog: content.catalog, data: content };
     const judged = (state) => {
         const values = { ...figure.defaults, ...state };
         return question.judge(values, figure.values(values, app), app);
     };
-    return { opening: judged({}), examples: each(question.examples, judged), states: states.map(judged) };
+    const specs = (values) => (typeof figure.controls === "function" ? figure.controls(values, app) : figure.controls);
+    const foreseen = predict && valuesOf(figure, each(predict, String), specs);
+    return {
+        opening: judged({}),
+        examples: each(question.examples, judged),
+        states: states.map(judged),
+        predicted: predict && figure.describe(foreseen, figure.values(foreseen, app), app),
+    };
 };
 
 for await (const line of createInterface({ input: process.stdin })) {

@@ -34,10 +34,12 @@ def test_text_modules_and_the_list_of_steps_agree(javascript: Node) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_question_is_answered_by_doing(name: str, figures: Node) -> None:
     """Every answer that has a sentence can be given, no other is, and the step does not open with the right one."""
-    keys = list(next(step for step in LESSON if step.name == name).answers)
+    step = next(step for step in LESSON if step.name == name)
+    keys = list(step.answers)
     found = figures("question", name=name)
     assert found["examples"] == {key: key for key in keys}
     assert found["opening"] in set(keys) - {"right"}
+    assert bool(step.beliefs) == bool(step.number) == bool(found.get("predicted"))
 
 
 @pytest.mark.parametrize("code", ["counting", "one-hot", "binary", "waves"])
@@ -51,6 +53,7 @@ def test_each_code_is_that_of_its_python(code: str, figures: Node) -> None:
         ("why.md", "## Question", "## Query", "must have its title between lines of ---, a text, ## Question"),
         ("why.md", "`right`", "`correct`", "must list `right` and then at least two others"),
         ("why.md", "`hidden`", "`Hidden`", "must list its answers as lines of - `key`: sentence"),
+        ("why.md", "None of them. |", "None of them.", "must have an answer, a bar and its explanation in 'right'"),
         ("other.md", "`right`", "`right`", "must be named after one of why, add"),
     ],
 )
@@ -105,18 +108,25 @@ def test_a_step_is_accessible_and_fits(name: str, page: Watched, address: str) -
 def test_the_lesson_opens_first_and_answers(page: Watched, address: str) -> None:
     page.open(address)
     page.until_drawn(NAMES[0])
-    said = page.page.locator(".judged")
+    page.page.locator(".predicted button").first.click()
+    foreseen = page.page.locator(".predicted .judged")
+    assert foreseen.inner_text().startswith("The picture shows otherwise. To attention")
+    page.page.wait_for_function(IN_ORDER, arg="man bites dog")
+    page.open(f"{address}#step=why")
+    page.until_drawn(NAMES[0])
+    said = page.page.locator(".asked .judged")
     assert said.inner_text() == ""
     page.page.click(".check-answer")
     assert said.inner_text().startswith("Not yet. The words still stand as they were given.")
     page.page.locator(".orders button").first.focus()
     page.page.keyboard.press("ArrowRight")
     page.page.wait_for_function(IN_ORDER, arg="bites dog man")
-    page.page.wait_for_function("() => document.querySelector('.judged').textContent === ''")
+    page.page.wait_for_function("() => document.querySelector('.asked .judged').textContent === ''")
     page.page.keyboard.press("Tab")
     page.page.keyboard.press("Tab")
     page.page.keyboard.press("Enter")
-    page.page.wait_for_function("() => document.querySelector('.judged').textContent.startsWith('Right. ')")
+    page.page.wait_for_function("() => document.querySelector('.asked .judged').textContent.startsWith('Right. ')")
+    assert page.page.locator(".steps a.done").count() == 1
     page.page.wait_for_function("() => location.hash === '#step=why&why.order=bites+dog+man'")
     places = [one.bounding_box() for one in page.page.locator(".orders button").all()]
     x, y = (places[0]["x"] + 20, places[0]["y"] + 10)

@@ -8,6 +8,12 @@ answered with the figure, a sentence for each kind of answer, and a sentence tha
     ---
     One to four short paragraphs, with $mathematics$.
 
+    ## Predict
+    What will the picture show, once it is changed in a way that is said?
+
+    - `right`: an answer | why it is so. The page then shows the picture, changed, and says "Right." before this.
+    - `some-belief`: another answer | what the picture shows instead.
+
     ## Question
     One or two sentences.
 
@@ -17,7 +23,8 @@ answered with the figure, a sentence for each kind of answer, and a sentence tha
     ## Next
     One sentence.
 
-The figure is ``static/steps/NAME.js``, whose `question.judge` gives the key of an answer.
+The figure is ``static/steps/NAME.js``. Its `question.judge` gives the key of an answer, and `predict` is the state of the
+picture that was to be predicted. A side path may be without a prediction.
 """
 
 import re
@@ -38,8 +45,9 @@ ASIDE = {"images": "turn", "content": "bias"}
 """Side paths, and the step that each belongs to."""
 
 FILE = re.compile(
-    r"---\ntitle: (?P<title>[^\n]+)\n---\n"
-    r"(?P<text>.+?)\n## Question\n(?P<question>.+?)\n(?P<answers>(?:\n- `.+?)+)(?:\n\n## Next\n(?P<next>.+?))?\n*",
+    r"---\ntitle: (?P<title>[^\n]+)\n---\n(?P<text>.+?)\n"
+    r"(?:## Predict\n(?P<predict>.+?)\n(?P<beliefs>(?:\n- `.+?)+)\n\n)?"
+    r"## Question\n(?P<question>.+?)\n(?P<answers>(?:\n- `.+?)+)(?:\n\n## Next\n(?P<next>.+?))?\n*",
     re.DOTALL,
 )
 ANSWER = re.compile(r"\n- `(?P<key>[a-z-]+)`: (?P<words>[^\n]+(?:\n  [^\n]+)*)")
@@ -58,6 +66,9 @@ class Step:
     question: str
     answers: dict[str, str]
     next: str
+    predict: str
+    beliefs: dict[str, tuple[str, str]]
+    """What may be predicted, in words, and what is said of it when the picture is seen."""
 
 
 def read(path: Path) -> Step:
@@ -71,11 +82,10 @@ def read(path: Path) -> Step:
     name = path.stem
     if name not in (*STEPS, *ASIDE):
         raise ValueError(f"{path.name} must be named after one of {', '.join((*STEPS, *ASIDE))}")
-    answers = {one["key"]: " ".join(one["words"].split()) for one in ANSWER.finditer(found["answers"])}
-    if "".join(one[0] for one in ANSWER.finditer(found["answers"])) != found["answers"].rstrip("\n"):
-        raise ValueError(f"{path.name} must list its answers as lines of - `key`: sentence, a key of small letters")
-    if next(iter(answers)) != "right" or len(answers) < 3:
-        raise ValueError(f"{path.name} must list `right` and then at least two others, got {', '.join(answers)}")
+    answers = _listed(path, found["answers"])
+    beliefs = {key: words.partition(" | ") for key, words in _listed(path, found["beliefs"] or "").items()}
+    if bare := [key for key, (_, bar, _) in beliefs.items() if not bar]:
+        raise ValueError(f"{path.name} must have an answer, a bar and its explanation in {bare[0]!r} of ## Predict")
     return Step(
         name=name,
         number=STEPS.index(name) + 1 if name in STEPS else 0,
@@ -85,7 +95,19 @@ def read(path: Path) -> Step:
         question=found["question"].strip(),
         answers=answers,
         next=(found["next"] or "").strip(),
+        predict=(found["predict"] or "").strip(),
+        beliefs={key: (words, why) for key, (words, _, why) in beliefs.items()},
     )
+
+
+def _listed(path: Path, lines: str) -> dict[str, str]:
+    """The sentences of a list, by their keys."""
+    found = {one["key"]: " ".join(one["words"].split()) for one in ANSWER.finditer(lines)}
+    if "".join(one[0] for one in ANSWER.finditer(lines)) != lines.rstrip("\n"):
+        raise ValueError(f"{path.name} must list its answers as lines of - `key`: sentence, a key of small letters")
+    if lines and (next(iter(found)) != "right" or len(found) < 3):
+        raise ValueError(f"{path.name} must list `right` and then at least two others, got {', '.join(found)}")
+    return found
 
 
 def lesson() -> list[Step]:

@@ -3,6 +3,24 @@
 import { Card } from "posenc/card.js";
 import { element } from "posenc/elements.js";
 
+const KEPT = "posenc.answered";
+const answered = new Set(); // names of steps, kept by the browser where it may
+try {
+    for (const name of JSON.parse(localStorage.getItem(KEPT) ?? "[]")) answered.add(name);
+} catch {
+    // a frame has no storage, and what others wrote may be anything
+}
+
+function isAnswered(name) {
+    answered.add(name);
+    document.querySelector(`.steps a[href="#step=${name}"]`)?.classList.add("done");
+    try {
+        localStorage.setItem(KEPT, JSON.stringify([...answered]));
+    } catch {
+        // until the page is closed
+    }
+}
+
 /** The steps in the HTML of the page, which is for readers without JavaScript and goes: [{name, of, title, number,
  * article, figure, question}], the last two from the step's module; `of` is the step that a side path belongs to. */
 export function stepsOf(box, modules) {
@@ -20,7 +38,7 @@ export function stepsOf(box, modules) {
 /** The nodes of one step, and its card: {nodes, card}. `page` is what all figures share. */
 export function shown(steps, step, page) {
     const article = step.article.cloneNode(true);
-    const verdict = element("p", { class: "judged", role: "status" });
+    const verdict = judged();
     // What was said of one state is not of the next.
     const write = (...how) => (verdict.replaceChildren(), page.write(...how));
     const card = new Card(step.figure, { ...page, write });
@@ -32,13 +50,45 @@ export function shown(steps, step, page) {
     instrument.append(...section.childNodes);
     controls.before(canvas);
     const [text, on] = [".text", ".on"].map((one) => article.querySelector(one) ?? "");
+    text.append(predicted(article, step, card));
     section.append(text, instrument, asked(article, step, card, verdict), on, sidePaths(steps, step));
     article.append(section, proof, goingOn(steps, step));
     return { nodes: [numbered(steps, step), article], card };
 }
 
+const judged = () => element("p", { class: "judged", role: "status" });
+
+function say(verdict, isRight, not, words) {
+    verdict.classList.toggle("right", isRight);
+    verdict.replaceChildren(element("strong", {}, isRight ? "Right. " : not), ...words);
+    verdict.scrollIntoView({ block: "nearest" });
+}
+
+/** What may be predicted, as buttons: one that is pressed shows the picture, and says what it shows. */
+function predicted(article, { predict }, card) {
+    const made = article.querySelector(".predicted");
+    if (!made) return "";
+    const verdict = judged();
+    const all = [...made.querySelectorAll("[data-belief]")].map((one) => {
+        const [words, why] = [...one.children];
+        why.firstElementChild.remove();
+        const press = () => {
+            for (const other of all) other.setAttribute("aria-pressed", other === button);
+            card.mount();
+            card.set(predict);
+            say(verdict, one.dataset.belief === "right", "The picture shows otherwise. ", why.cloneNode(true).childNodes);
+        };
+        const button = element("button", { type: "button", "aria-pressed": "false", onclick: press });
+        button.append(...words.childNodes);
+        one.replaceChildren(button);
+        return button;
+    });
+    made.append(verdict);
+    return made;
+}
+
 /** The question, with a button in the place of its answers. */
-function asked(article, { question }, card, verdict) {
+function asked(article, { name, question }, card, verdict) {
     const answers = Object.fromEntries(
         [...article.querySelectorAll("[data-answer]")].map((one) => [one.dataset.answer, one]),
     );
@@ -46,13 +96,8 @@ function asked(article, { question }, card, verdict) {
         card.mount(); // where it is not in sight yet
         const { values, app, figure } = card;
         const key = question.judge(values, figure.values(values, app), app);
-        const isRight = key === "right";
-        verdict.classList.toggle("right", isRight);
-        verdict.replaceChildren(
-            element("strong", {}, isRight ? "Right. " : "Not yet. "),
-            ...answers[key].cloneNode(true).childNodes,
-        );
-        verdict.scrollIntoView({ block: "nearest" });
+        if (key === "right") isAnswered(name);
+        say(verdict, key === "right", "Not yet. ", answers[key].cloneNode(true).childNodes);
     };
     const made = article.querySelector(".asked");
     made.querySelector("details").replaceWith(
@@ -67,13 +112,14 @@ function numbered(steps, { name, of }) {
     const items = steps
         .filter((one) => !one.of)
         .map((one) => {
-            const current = one.name === name ? { "aria-current": "step" } : one.name === of ? { class: "near" } : {};
+            const current = one.name === name ? { "aria-current": "step" } : {};
+            const classes = [one.name === of && "near", answered.has(one.name) && "done"].filter(Boolean).join(" ");
             return element(
                 "li",
                 {},
                 element(
                     "a",
-                    { href: `#step=${one.name}`, ...current },
+                    { href: `#step=${one.name}`, class: classes || null, ...current },
                     element("span", { class: "dot" }, one.number),
                     element("span", { class: "name" }, one.title),
                 ),

@@ -136,6 +136,8 @@ export const figure = {
         `from 7 to 0 it is ${two(D.row(7)[0])}.`,
 };
 
+export const predict = { code: "binary" };
+
 export const question = {
     judge: ({ code }, { D }) => (D.row(7)[8] > D.row(7)[0] + 1e-9 ? "right" : code),
     examples: {

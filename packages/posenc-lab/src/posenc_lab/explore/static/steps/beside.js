@@ -158,6 +158,8 @@ export const figure = {
     },
 };
 
+export const predict = { query: 58 };
+
 export const question = {
     judge({ query }, { weights }) {
         const [, rope] = weights;

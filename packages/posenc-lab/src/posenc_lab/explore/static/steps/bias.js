@@ -17,19 +17,18 @@ const SPREAD = 0.5; // of learned numbers, at initialisation
 
 const SHAW = { num_heads: null, max_distance: 16, values: false };
 const T5 = { num_buckets: 8, max_distance: 32, bidirectional: false };
-const ALIBI = { form: "causal" };
 const CHOICES = [
     { value: "none", name: "No bias", scheme: "nope" },
-    { value: "steep", name: "ALiBi, head of slope 1/2", scheme: "alibi", options: ALIBI },
-    { value: "gentle", name: "ALiBi, head of slope 1/16", scheme: "alibi", options: ALIBI, head: 3 },
+    { value: "alibi", name: "ALiBi", scheme: "alibi", options: { form: "causal" } },
     { value: "buckets", name: "T5, 8 buckets", scheme: "t5", options: T5, learns: "weight" },
     { value: "shaw", name: "Shaw, up to 16 tokens", scheme: "shaw", options: SHAW, learns: "key_table" },
 ];
 
 /** The scheme of a choice, and the call: both queries at the position FAR, and keys from 0 on, all of zeros, so that no
  * score comes from what they say. */
-function call({ scheme: value }, app) {
-    const { scheme: name, options: own = {}, head = 0, learns } = CHOICES.find((one) => one.value === value);
+function call({ scheme: value, head: number }, app) {
+    const { scheme: name, options: own = {}, learns } = CHOICES.find((one) => one.value === value);
+    const head = value === "alibi" ? number - 1 : 0;
     const entry = entryOf(app, name);
     const options = { ...optionsOf(entry, "", { num_heads: HEADS, head_dim: DIM }), ...own };
     const shape = SCHEMES[name].learned(options)[learns]?.shape;
@@ -69,9 +68,12 @@ export const figure = {
     name: "bias",
     title: "The bias, and the weights after the softmax",
     see: "Two words ask from the same place. Choose what is added to their scores.",
-    defaults: { scheme: "gentle" },
-    another: { scheme: "shaw" },
-    controls: [{ name: "scheme", label: "added to the score", kind: "choice", choices: CHOICES }],
+    defaults: { scheme: "alibi", head: 4 },
+    another: { scheme: "shaw", head: 1 },
+    controls: ({ scheme }) => [
+        { name: "scheme", label: "added to the score", kind: "choice", choices: CHOICES },
+        ...(scheme === "alibi" ? [{ name: "head", label: `head of ${HEADS}`, kind: "range", min: 1, max: HEADS }] : []),
+    ],
     values,
     line(state, app) {
         const { entry, options, head, learns, shape } = call(state, app);
@@ -150,9 +152,10 @@ export const figure = {
         });
     },
     pictured: ["said"],
-    describe({ scheme }, numbers) {
+    describe({ scheme, head }, numbers) {
         const { name } = CHOICES.find(({ value }) => value === scheme);
-        return `${name}: ${said(numbers).join(" ")}`;
+        const which = scheme === "alibi" ? `, head ${head} of slope 1/${2 ** head}` : "";
+        return `${name}${which}: ${said(numbers).join(" ")}`;
     },
 };
 
@@ -168,13 +171,15 @@ function said(numbers) {
     return [`${BACK} tokens back the bias is ${bias},`, `so the weight is multiplied by ${factor}.`];
 }
 
+export const predict = { scheme: "alibi", head: 1 };
+
 export const question = {
     judge({ scheme }, numbers) {
         const isRight = isForAll(numbers) && Math.abs(Math.exp(ago(numbers)[0]) - 0.05) < 0.005;
         return isRight ? "right" : scheme;
     },
     examples: {
-        right: { scheme: "steep" },
-        ...Object.fromEntries(["none", "gentle", "buckets", "shaw"].map((scheme) => [scheme, { scheme }])),
+        right: { scheme: "alibi", head: 1 },
+        ...Object.fromEntries(["none", "alibi", "buckets", "shaw"].map((scheme) => [scheme, { scheme, head: 4 }])),
     },
 };

@@ -127,6 +127,8 @@ function clock(color) {
     };
 }
 
+export const predict = { k: 6 };
+
 export const question = {
     judge(state, { turns: [first] }) {
         const whole = Math.round(first);

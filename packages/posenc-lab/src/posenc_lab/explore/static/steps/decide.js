@@ -32,6 +32,8 @@ export const figure = {
         `${answer.case}: begin with ${answer.begin}. Evidence for it: ${strengths[answer.strength]}.`,
 };
 
+export const predict = { ...which.defaults, longer: "rules" };
+
 export const question = {
     judge(given, { answer }) {
         if (answer.name === "code_decoder") return "right";

@@ -164,6 +164,8 @@ function drawMeasured(chart, said, tokens, app) {
     });
 }
 
+export const predict = { tokens: 8192 };
+
 export const question = {
     judge({ tokens }, { turns }) {
         if (tokens <= TRAINED) return "trained";

@@ -100,6 +100,8 @@ export const figure = {
     },
 };
 
+export const predict = { position: 36 };
+
 export const question = {
     judge({ position }) {
         if (position === ROWS) return "right";

@@ -110,6 +110,8 @@ export const figure = {
         `at a distance of ${query - key}.`,
 };
 
+export const predict = { query: 27, key: 23 };
+
 export const question = {
     judge({ query, key }) {
         const isNear = Math.abs(curve[query - key] - curve[OPENS.query - OPENS.key]) < NEAR;

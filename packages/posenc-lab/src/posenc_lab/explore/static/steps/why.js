@@ -1,4 +1,5 @@
-// Step 1: the output of attention for each word, in any order of the words, without a mask and under a causal one.
+// Step 1: the weights and the output of attention for each word, in any order of the words, without a mask and under a
+// causal one.
 
 import { element, minus, row } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
@@ -24,29 +25,29 @@ function vectorsOf(order) {
     return new Heads(1, COUNT, DIM, Float64Array.from(words.flatMap((word) => VECTORS[word])));
 }
 
-const outputsOf = (order) => {
+const attended = (order) => {
     const x = vectorsOf(order);
-    return MASKS.map(({ causal }) => attend([], x, x, x, { causal }).out);
+    return MASKS.map(({ causal }) => attend([], x, x, x, { causal }));
 };
 
 export const figure = {
     name: "why",
-    title: "The output of attention for each word",
+    title: "The weights and the output of attention for each word",
     see: "Drag the words into another order, or move the word that has the focus with the arrow keys.",
     defaults: { order: GIVEN },
     another: { order: "man dog bites" },
     controls: [], // the words themselves are moved
-    /** Of each mask, {outputs}: a row for each place, and {same, most}: by place, whether every digit of the output is
-     * that of the same word in the given order, and how far they are apart. */
+    /** Of each mask, {outputs, weights}: a row for each place, and {same, most}: by place, whether every digit of the
+     * output is that of the same word in the given order, and how far they are apart; `given` is that order's. */
     values({ order }) {
-        const given = outputsOf(GIVEN);
-        return outputsOf(order).map((outputs, mask) => {
-            const before = order.split(" ").map((word) => given[mask].at(0, WORDS.indexOf(word)));
+        const given = attended(GIVEN);
+        return attended(order).map(({ out: outputs, weights }, mask) => {
+            const before = order.split(" ").map((word) => given[mask].out.at(0, WORDS.indexOf(word)));
             const same = before.map((row, place) =>
                 row.every((x, c) => digits(x) === digits(outputs.at(0, place)[c])),
             );
             const most = Math.max(...before.map((row, place) => apart(outputs.at(0, place), row)));
-            return { outputs, given: given[mask], same, most };
+            return { outputs, weights, given: given[mask], same, most };
         });
     },
     line: ({ order }) =>
@@ -118,22 +119,41 @@ export const figure = {
                 element("tbody", {}, row("drag the words", buttons, "th"), ...rows(now)),
             ),
         );
+        const part = (place) => 4 * Math.round((255 * (place + LARGEST)) / (2 * LARGEST));
         const vector = (numbers) =>
-            [...numbers].map((x) => {
-                const at = 4 * Math.round((255 * (x + LARGEST)) / (2 * LARGEST));
-                const color = app.theme().divergingRamp.slice(at, at + 3).join(", ");
-                return element("div", {}, element("i", { style: `background: rgb(${color})` }), digits(x));
-            });
+            element(
+                "div",
+                { title: `output: ${[...numbers].map(digits).join(", ")}` },
+                ...[...numbers].map((x) => {
+                    const color = app.theme().divergingRamp.slice(part(x), part(x) + 3).join(", ");
+                    return element("i", { style: `background: rgb(${color})` });
+                }),
+            );
+        /** The weight of each word for the one at this place, as far as its bar is long. */
+        const weighing = (row, words) =>
+            words.map((word, key) =>
+                element(
+                    "div",
+                    { class: row[key] > 0 ? "weight" : "weight unseen", style: `--share: ${100 * row[key]}%` },
+                    word,
+                    element("span", {}, row[key] > 0 ? row[key].toFixed(2) : "–"),
+                ),
+            );
         return ({ order }, masks) => {
             shown = order;
-            order.split(" ").forEach((word, place) => (buttons[place].textContent = word));
-            masks.forEach(({ outputs, given: before, same }, mask) => {
+            const words = order.split(" ");
+            words.forEach((word, place) => (buttons[place].textContent = word));
+            masks.forEach(({ outputs, weights, given: before, same }, mask) => {
                 for (let place = 0; place < COUNT; place++) {
-                    given[mask][place].replaceChildren(...vector(before.at(0, place)));
-                    const words = same[place] ? "✓ identical" : "✗ different";
+                    given[mask][place].replaceChildren(
+                        ...weighing(before.weights.row(0, place), WORDS),
+                        vector(before.out.at(0, place)),
+                    );
+                    const verdict = same[place] ? "✓ identical" : "✗ different";
                     now[mask][place].replaceChildren(
-                        ...vector(outputs.at(0, place)),
-                        element("div", { class: same[place] ? "same" : "changed" }, words),
+                        ...weighing(weights.row(0, place), words),
+                        vector(outputs.at(0, place)),
+                        element("div", { class: same[place] ? "same" : "changed" }, verdict),
                     );
                 }
             });
@@ -153,6 +173,8 @@ export const figure = {
         return `The order is “${order}”. ${said.join(" ")}`;
     },
 };
+
+export const predict = { order: "man bites dog" };
 
 export const question = {
     judge({ order }, masks) {
