@@ -23,8 +23,8 @@ answered with the figure, a sentence for each kind of answer, and a sentence tha
     ## Next
     One sentence.
 
-The figure is ``static/steps/NAME.js``. Its `question.judge` gives the key of an answer, and `predict` is the state of the
-picture that was to be predicted. A side path may be without a prediction.
+The figure is ``static/steps/NAME.js``. Its `question.judge` gives the key of an answer, and `predict` is the state of
+the picture that was to be predicted. A side path may be without a prediction.
 """
 
 import re
