@@ -41,7 +41,14 @@ from posenc_lab.explore.mathml import inline
 
 FOLDER = Path(__file__).parent / "lesson"
 STEPS = ("why", "add", "clockwork", "table", "turn", "bias", "beside", "longer", "stretch", "decide")
-ASIDE = {"images": "turn", "content": "bias"}
+ASIDE = {
+    "decay": "turn",
+    "images": "turn",
+    "grid": "turn",
+    "content": "bias",
+    "rescale": "bias",
+    "layers": "stretch",
+}
 """Side paths, and the step that each belongs to."""
 
 FILE = re.compile(

@@ -24,16 +24,22 @@ import * as beside from "posenc/steps/beside.js";
 import * as bias from "posenc/steps/bias.js";
 import * as clockwork from "posenc/steps/clockwork.js";
 import * as content from "posenc/steps/content.js";
+import * as decay from "posenc/steps/decay.js";
 import * as decide from "posenc/steps/decide.js";
+import * as grid from "posenc/steps/grid.js";
 import * as images from "posenc/steps/images.js";
+import * as layers from "posenc/steps/layers.js";
 import * as longer from "posenc/steps/longer.js";
+import * as rescale from "posenc/steps/rescale.js";
 import * as stretch from "posenc/steps/stretch.js";
 import * as table from "posenc/steps/table.js";
 import * as turn from "posenc/steps/turn.js";
 import * as why from "posenc/steps/why.js";
 
+const ASIDE = [decay, images, grid, content, rescale, layers];
+
 /** The steps of the lesson, each with a figure and a question. */
-export const STEPS = [why, add, clockwork, table, turn, bias, beside, longer, stretch, decide, images, content];
+export const STEPS = [why, add, clockwork, table, turn, bias, beside, longer, stretch, decide, ...ASIDE];
 
 export const VIEWS = [
     {

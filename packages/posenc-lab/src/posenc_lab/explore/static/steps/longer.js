@@ -1,7 +1,7 @@
 // Step 8: a text longer than those of training. What is new to ALiBi, to T5 and to RoPE.
 
 import { checkAngles, dials } from "posenc/angles.js";
-import { element } from "posenc/elements.js";
+import { element, row } from "posenc/elements.js";
 import { slopes } from "posenc/math/score/alibi.js";
 import { T5 } from "posenc/math/score/t5.js";
 import { frequencies } from "posenc/math/phases.js";
@@ -14,6 +14,18 @@ export const [TRAINED, DIM, BASE] = [2048, 16, 10000]; // 8 pairs: few enough to
 const [MOST, STEP, HEADS, BUCKETS] = [8 * TRAINED, 128, 8, 32];
 const PAIR = 6; // the one that the question asks for
 const SCHEMES = ["rope", "alibi", "t5"];
+
+/** What is new to each family past the trained length. */
+const CAUSES = {
+    nope: "nothing; but more keys share the weights, so attention becomes flatter",
+    sinusoidal: "vectors that were never added to a word",
+    learned: "the table has no more rows: there is no answer",
+    rope: "angles of the slow pairs",
+    alibi: "lower points of the same line, where weights were close to zero before",
+    t5: "nothing: all far distances share the last bucket",
+    shaw: "nothing: all far distances share the last vector",
+    transformer_xl: "vectors of distances that were never projected",
+};
 
 const t5 = new T5(
     { num_heads: 1, num_buckets: BUCKETS, max_distance: 128, bidirectional: false, axis: 0, axes: 1, factor: 1 },
@@ -113,6 +125,7 @@ export const figure = {
         app.beneath().append(said);
         const axes = { xLabel: "tokens", yLabel: "", logX: true, height: 200 };
         const chart = measured(app) && app.lines(app.beneath(), { label: "measured loss by length", ...axes });
+        app.beneath().append(whyOf(app));
         return ({ tokens }, numbers) => {
             plots(numbers);
             // Rounded down: 0.998 is not a turn yet.
@@ -135,6 +148,26 @@ export const figure = {
         `adds ${shown(bias, 1)} to its score, T5 takes bucket ${bucket}, the last of which begins at distance ` +
         `${LAST}, and of RoPE's ${DIM / 2} pairs ${fresh} have angles that training did not show.`,
 };
+
+/** What is new to each family, and its measured loss at the ends of the lengths from the trained one on. */
+function whyOf(app) {
+    const { set, lengths = [], curves = {} } = measured(app) ?? {};
+    const ends = set ? [lengths.indexOf(set.trained), lengths.length - 1] : [];
+    const loss = (name, at) => {
+        if (!curves[name]) return "not measured";
+        const found = curves[name][at]?.[0];
+        return Number.isFinite(found) ? found.toFixed(2) : "undefined";
+    };
+    const heading = ["what is new", ...ends.map((at) => `loss at ${count(lengths[at])}`)];
+    const rows = Object.entries(CAUSES).map(([name, cause]) =>
+        row(entryOf(app, name).title, [cause, ...ends.map((at) => loss(name, at))]),
+    );
+    return element(
+        "div",
+        { class: "scrolls", tabindex: "0", role: "group", "aria-label": "what is new to each scheme" },
+        element("table", {}, element("thead", {}, row("scheme", heading, "th")), element("tbody", {}, ...rows)),
+    );
+}
 
 /** The curves of the records, with a mark where the text is as many times longer than trained. */
 function drawMeasured(chart, said, tokens, app) {

@@ -1,21 +1,17 @@
-// Step 9: RoPE's frequencies changed so that a longer text shows no new angles, and models that mix layers instead.
+// Step 9: RoPE's frequencies changed so that a longer text shows no new angles.
 
-import { checkAngles, dials, swatches } from "posenc/angles.js";
+import { checkAngles, dials } from "posenc/angles.js";
 import { element } from "posenc/elements.js";
 import { built, python, SCALINGS } from "posenc/figures/scalings.js";
 import { frequencies } from "posenc/math/phases.js";
 import { scaled } from "posenc/math/scalings.js";
-import { entryOf } from "posenc/options.js";
-import { count, drawing } from "posenc/panel.js";
+import { count } from "posenc/panel.js";
 import { BASE, DIM, TRAINED } from "posenc/steps/longer.js";
-import { svg } from "posenc/svg.js";
 
 const FACTOR = 4;
 const TOKENS = FACTOR * TRAINED;
 const GIVEN = { factor: FACTOR, length: TRAINED, dim: DIM };
 const NAMES = { none: "none: plain RoPE", linear: "position interpolation", ntk: "NTK-aware scaling", yarn: "YaRN" };
-const MODELS = ["llama4", "gemma3"]; // whose layers are shown
-const SAID = { query_scale: "no position, queries scaled" };
 
 const scalingOf = (way) => (way === "none" ? null : built(way, GIVEN));
 
@@ -66,7 +62,6 @@ export const figure = {
         const clocks = dials(box, app);
         const said = element("p", { class: "ends" });
         box.append(element("div", { class: "wide" }, said));
-        const drawLayers = MODELS.map((name) => strip(app.beneath(), name, app));
         return (state, { turns, trained, next, divided, fresh, kept, factor }) => {
             clocks(
                 `${NAMES[state.way]}: pairs kept: ${kept} of ${DIM / 2}, with new angles: ${fresh}`,
@@ -84,7 +79,6 @@ export const figure = {
                     ? ""
                     : ` Cos and sin are multiplied by ${factor.toFixed(3)}, ` +
                       `so every score by ${(factor * factor).toFixed(2)}.`);
-            for (const draw of drawLayers) draw();
         };
     },
     pictured: ["said"],
@@ -93,36 +87,6 @@ export const figure = {
         `the slowest by ${divided.at(-1).toFixed(2)}; of ${DIM / 2} pairs, ` +
         `${kept} kept and ${fresh} with new angles in a text of ${count(TOKENS)} tokens.`,
 };
-
-/** The layers of a published model in a row, the first at the left, with a colour for each kind. */
-function strip(box, name, app) {
-    const { title, num_layers: total, kinds } = app.data.schedules.find((one) => one.name === name);
-    const wordsOf = ({ layers, names, window }) => {
-        const schemes = names.map((each) => SAID[each] ?? entryOf(app, each).title).join(" + ");
-        return `${layers.length} layers: ${schemes}, ${window}`;
-    };
-    const colors = () => [3, 6].map((n) => app.theme().palette[n]);
-    const key = element("div");
-    box.append(element("p", { class: "map-title" }, element("b", {}, title), ", the first layer at the left"));
-    const draw = drawing(box, (width) => {
-        const each = width / total;
-        const cell = (layer, n) =>
-            svg("rect", {
-                x: layer * each + 0.5,
-                y: n ? 0 : 4,
-                width: Math.max(each - 1.5, 1),
-                height: n ? 18 : 10,
-                fill: colors()[n],
-            });
-        const parts = kinds.flatMap(({ layers }, n) => layers.map((layer) => cell(layer, n)));
-        return { height: 18, parts, label: `${title}: ${kinds.map(wordsOf).join("; ")}` };
-    });
-    box.append(key);
-    return () => {
-        key.replaceChildren(swatches(kinds.map((kind, n) => [colors()[n], wordsOf(kind)])));
-        draw();
-    };
-}
 
 export const predict = { way: "linear" };
 
