@@ -42,6 +42,26 @@ def test_a_question_is_answered_by_doing(name: str, figures: Node) -> None:
     assert bool(step.beliefs) == bool(step.number) == bool(found.get("predicted"))
 
 
+def test_the_quiz_asks_of_every_step() -> None:
+    questions = lesson.quiz()
+    assert {one["step"] for one in questions} == set(lesson.STEPS)
+    assert len(questions) == len(lesson.STEPS)
+    assert all(len(set(one["answers"])) == 3 for one in questions)
+
+
+@needs_browser
+def test_a_wrong_answer_of_the_quiz_leads_to_its_step(page: Watched, address: str) -> None:
+    page.open(f"{address}#step=decide")
+    page.until_drawn("decide")
+    wrong, right = (page.page.locator(".quiz li").first.locator("button").nth(n) for n in (0, 1))
+    right.click()
+    assert page.page.locator(".quiz > [role=status]").inner_text() == "1 of 10 right."
+    wrong.click()
+    assert page.page.locator(".quiz > [role=status]").inner_text() == "0 of 10 right."
+    page.page.locator(".quiz li a").click()
+    page.until_drawn("why")
+
+
 @pytest.mark.parametrize("code", ["counting", "one-hot", "binary", "waves"])
 def test_each_code_is_that_of_its_python(code: str, figures: Node) -> None:
     agrees(figures("figure", name="add", state={"code": code}))

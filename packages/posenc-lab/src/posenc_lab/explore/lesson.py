@@ -28,6 +28,7 @@ the picture that was to be predicted. A side path may be without a prediction.
 """
 
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,12 @@ def _listed(path: Path, lines: str) -> dict[str, str]:
 def lesson() -> list[Step]:
     """All steps in their order, then the side paths."""
     return [read(FOLDER / f"{name}.md") for name in (*STEPS, *ASIDE)]
+
+
+def quiz() -> list[dict[str, Any]]:
+    """The questions at the end: {step, words, answers}, the right answer first."""
+    found: list[dict[str, Any]] = tomllib.loads((FOLDER / "quiz.toml").read_text(encoding="utf-8"))["question"]
+    return found
 
 
 def html(markdown: str) -> Markup:

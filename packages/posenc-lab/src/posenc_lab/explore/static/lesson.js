@@ -52,7 +52,7 @@ export function shown(steps, step, page) {
     const [text, on] = [".text", ".on"].map((one) => article.querySelector(one) ?? "");
     text.append(predicted(article, step, card));
     section.append(text, instrument, asked(article, step, card, verdict), on, sidePaths(steps, step));
-    article.append(section, proof, goingOn(steps, step));
+    article.append(section, proof, ...(isLast(steps, step) ? [quiz(steps, page.data.quiz)] : []), goingOn(steps, step));
     return { nodes: [numbered(steps, step), article], card };
 }
 
@@ -131,10 +131,42 @@ function numbered(steps, { name, of }) {
 const link = ({ name, title }, words, attributes = {}) =>
     element("a", { href: `#step=${name}`, ...attributes }, words, element("span", { class: "name" }, `: ${title}`));
 
+const isLast = (steps, step) => step === steps.findLast(({ of }) => !of);
+
+/** A question of each step. A wrong answer leads back to the step. */
+function quiz(steps, questions) {
+    const right = new Set();
+    const sum = element("p", { role: "status" });
+    const items = questions.map(({ step: name, words, answers }, n) => {
+        const step = steps.find((one) => one.name === name);
+        const said = element("span", { class: "judged", role: "status" });
+        const button = (answer, at) =>
+            element(
+                "button",
+                {
+                    type: "button",
+                    onclick() {
+                        if (at) said.replaceChildren("No. ", link(step, `Step ${step.number}`), " has the answer.");
+                        else said.replaceChildren(element("strong", {}, "Right."));
+                        said.classList.toggle("right", !at);
+                        if (at) right.delete(name);
+                        else right.add(name);
+                        sum.textContent = `${right.size} of ${questions.length} right.`;
+                    },
+                },
+                answer,
+            );
+        const shown = answers.map(button);
+        // The right one, which is the first, stands at another place in each question.
+        shown.splice((n * 7 + 1) % answers.length, 0, shown.shift());
+        return element("li", {}, element("p", {}, words), ...shown, said);
+    });
+    return element("section", { class: "quiz" }, element("h3", {}, "Ten questions"), element("ol", {}, ...items), sum);
+}
+
 /** Links to the side paths of a step; the last step has all. */
 function sidePaths(steps, step) {
-    const isLast = step === steps.findLast(({ of }) => !of);
-    const aside = steps.filter(({ of }) => of && (isLast || of === step.name));
+    const aside = steps.filter(({ of }) => of && (isLast(steps, step) || of === step.name));
     return element("p", { class: "side-paths" }, ...aside.map((one) => link(one, "Side path")));
 }
 
