@@ -1,9 +1,11 @@
 """``posenc read`` says what a model does, and finds the mistakes of ports by the numbers that they give."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ pytest.importorskip("transformers")
 
 from posenc import RoPE
 from posenc.command.cli import main
+from posenc.command.picture import AXES, STILL
 from tests.huggingface.tiny_models import config_of
 
 
@@ -28,6 +31,49 @@ def test_it_says_what_a_family_a_file_and_a_folder_do(tmp_path: Path, capsys: py
     assert "a family of transformers, got 'lama' (did you mean 'llama'?)" in capsys.readouterr().err
     assert main(["read", "gpt2", "--golden", str(tmp_path / "golden.json")]) == 1
     assert "gpt2 adds Learned to its input" in capsys.readouterr().err
+
+
+PICTURES: list[tuple[str, dict[str, int], tuple[str, ...]]] = [
+    ("gpt_neox", {STILL: 6 + 1}, ("layers 0-3", "channels", "whole text", "4,096 tokens", "does not turn")),
+    ("qwen3", {STILL: 1}, ("trained length 64",)),
+    ("gemma2", {STILL: 1}, ("layers 0, 2", "window of 4 keys", "layers 1, 3")),
+    ("llama4_text", {STILL: 1}, ("chunks of 5 tokens", "QueryScale('llama4', length=4, strength=0.3)")),
+    ("gpt_oss", {}, ("a sink per head",)),
+    ("deepseek_v3", {STILL: 5 + 1}, ("RoPE, base 20000, channels 5..16 of 17",)),
+    ("qwen3_vl_text", {STILL: 1, AXES[1][1]: 6, AXES[2][1]: 6}, ("time", "row", "column")),
+    ("gpt2", {STILL: 0}, ("Added to the input: Learned(4096, 36)", "no positions in attention")),
+    ("bloom", {STILL: 1}, ("heads", "colour: tokens over which the score of a head falls by 1")),
+    ("phi3", {STILL: 1}, ("window of 5 keys",)),
+]
+"""How many boxes have a colour, and what is written."""
+
+
+@pytest.mark.parametrize(("name", "boxes", "written"), PICTURES, ids=[row[0] for row in PICTURES])
+def test_the_picture_has_every_channel_and_says_what_layers_do(
+    tmp_path: Path, name: str, boxes: dict[str, int], written: tuple[str, ...]
+) -> None:
+    config_of(name).save_pretrained(tmp_path)
+    file = tmp_path / "picture.svg"
+    assert main(["read", str(tmp_path), "--picture", str(file)]) == 0
+    svg = ElementTree.parse(file).getroot()
+    fills = Counter(each.get("fill") for each in svg.findall("{*}rect"))
+    assert {colour: fills[colour] for colour in boxes} == boxes
+    texts = [str(each.text) for each in svg.findall("{*}text")]
+    assert all(any(words in text for text in texts) for words in written), texts
+    room = [float(svg.get(side, "nan")) for side in ("width", "height")]
+    for each in svg.findall("{*}rect"):
+        ends = [float(each.get(at, 0)) + float(each.get(size, 0)) for at, size in (("x", "width"), ("y", "height"))]
+        assert ends[0] <= room[0]
+        assert ends[1] <= room[1]
+
+
+def test_a_picture_is_an_svg_of_bounded_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["read", "llama", "--picture", "picture.png"]) == 1
+    assert "--picture must end with .svg, which browsers show, got 'picture.png'" in capsys.readouterr().err
+    config_of("llama", head_dim=2**16).save_pretrained(tmp_path)
+    assert main(["read", str(tmp_path), "--picture", str(tmp_path / "picture.svg")]) == 1
+    words = "a picture must have at most 65536 layers and channels, and llama has 65540"
+    assert words in capsys.readouterr().err
 
 
 def port(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], None]) -> tuple[int, Path]:

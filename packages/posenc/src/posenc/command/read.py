@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.arguments import meant
+from posenc.command.files import write_whole
 from posenc.command.options import failed
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     read.add_argument("model", metavar="MODEL", help="a folder, a config.json, or a family's name, such as llama")
     read.add_argument("--part", help="the part of a model of several: text, vision, encoder or decoder")
     files = read.add_mutually_exclusive_group()
+    files.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw each kind of layers, as an SVG")
     files.add_argument("--golden", type=Path, metavar="FILE", help="write queries and keys before and after, as JSON")
     files.add_argument(
         "--against",
@@ -59,10 +61,18 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"MODEL must be a folder, a config.json or a family of transformers, got {given!r}{near}")
         given = {"model_type": given}
     said = scheme_from_config(given, arguments.part)
+    if arguments.picture is not None:
+        if arguments.picture.suffix.lower() != ".svg":
+            raise ValueError(f"--picture must end with .svg, which browsers show, got {arguments.picture.name!r}")
+        from posenc.command.picture import picture
+
+        write_whole(arguments.picture, picture(said, groups(said)).encode())
+        print(f"{arguments.picture}: {len(groups(said))} kinds of layers")
+        return 0
     if arguments.against is not None:
         return _compare(said, arguments.against)
     if arguments.golden is not None:
-        arguments.golden.write_text(json.dumps(golden(said)) + "\n", encoding="utf-8")
+        write_whole(arguments.golden, (json.dumps(golden(said)) + "\n").encode())
         print(f"{arguments.golden}: {len(groups(said))} kinds of layers at positions {', '.join(map(str, PLACES))}")
         return 0
     print(said)
