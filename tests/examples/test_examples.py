@@ -1,12 +1,15 @@
 """Every script of examples/ runs, and prints the numbers of the document that it follows."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.examples.scripts import load
+from tests.examples.scripts import EXAMPLES, load
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -145,3 +148,28 @@ def test_four_modules(capsys: pytest.CaptureFixture[str]) -> None:
     assert figure(text, "3 x 3: the published module is off by") > 1
     assert figure(text, "with its second term turned back, by") < 100 * EPS
     assert "2 x 3: the published module fails" in text
+
+
+def test_port_numbers_need_numpy_alone(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from posenc.command.cli import main
+
+    for base, said in ((10_000.0, "equal"), (20_000.0, "off by")):
+        sizes = {"model_type": "llama", "hidden_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2}
+        (tmp_path / "config.json").write_text(json.dumps(sizes | {"rope_theta": base}))
+        file = tmp_path / "golden.json"
+        assert main(["read", str(tmp_path), "--golden", str(file)]) == 0
+        code = (
+            "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__');"
+            "print(sorted({'torch', 'posenc'} & set(sys.modules)))"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", code, str(EXAMPLES / "port_numbers.py"), str(file)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        lines = run.stdout.splitlines()
+        assert [line.split(": ")[0] for line in lines[:-1]] == ["layers [0, 1], query", "layers [0, 1], key"]
+        assert all(line.split(": ")[1].startswith(said) for line in lines[:-1])
+        assert lines[-1] == "[]"
