@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from posenc.positions.positions import Positions as Positions
     from posenc.positions.tiles import Chunk as Chunk
     from posenc.rotation import scalings as scalings
+    from posenc.rotation.onnx import onnx_operators as onnx_operators
     from posenc.rotation.scalings import DynamicNTK as DynamicNTK
     from posenc.rotation.scalings import Llama3 as Llama3
     from posenc.rotation.scalings import LongRoPE as LongRoPE
@@ -118,6 +119,7 @@ _HOMES = {
     "Context": "encoding.context",
     **dict.fromkeys(("PositionError", "Positions"), "positions.positions"),
     "catalog": "schemes.catalog",
+    "onnx_operators": "rotation.onnx",
     **dict.fromkeys(
         (
             *("DynamicNTK", "Llama3", "LongRoPE", "NTKAware", "PositionInterpolation", "Proportional"),

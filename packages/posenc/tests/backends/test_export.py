@@ -95,19 +95,27 @@ SCHEDULES: dict[str, Callable[[], posenc.Scheme | posenc.Schedule]] = {
 }
 
 
-@pytest.mark.skipif(bool(MISSING), reason=f"ONNX needs {', '.join(MISSING)}, which the dev extra installs")
-@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_model_reaches_onnx_with_no_backend_named(name: str) -> None:
+needs_onnx = pytest.mark.skipif(bool(MISSING), reason=f"ONNX needs {', '.join(MISSING)}, which the dev extra installs")
+
+
+def session_of(program: torch.onnx.ONNXProgram | None) -> Any:
+    """A session of onnxruntime with what the program writes."""
     import onnxruntime
 
-    model, lengths = Decoder(30, 16, 2, 2, position=SCHEDULES[name]()).eval(), torch.export.Dim("n", min=1, max=60)
-    ids = torch.randint(30, (1, TOKENS))
-    program = torch.onnx.export(model, (ids,), dynamic_shapes={"tokens": {1: lengths}}, dynamo=True, verbose=False)
     assert program is not None
     written = io.BytesIO()
     program.save(written)
-    session = onnxruntime.InferenceSession(written.getvalue(), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(written.getvalue(), providers=["CPUExecutionProvider"])
+
+
+@needs_onnx
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_model_reaches_onnx_with_no_backend_named(name: str) -> None:
+    model, lengths = Decoder(30, 16, 2, 2, position=SCHEDULES[name]()).eval(), torch.export.Dim("n", min=1, max=60)
+    ids = torch.randint(30, (1, TOKENS))
+    program = torch.onnx.export(model, (ids,), dynamic_shapes={"tokens": {1: lengths}}, dynamo=True, verbose=False)
+    session = session_of(program)
     for tokens in (1, *OTHERS):
         ids = torch.randint(30, (1, tokens))
         (out,) = session.run(None, {session.get_inputs()[0].name: ids.numpy()})
@@ -115,23 +123,18 @@ def test_a_model_reaches_onnx_with_no_backend_named(name: str) -> None:
             torch.testing.assert_close(torch.from_numpy(out), model(ids), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(bool(MISSING), reason=f"ONNX needs {', '.join(MISSING)}, which the dev extra installs")
+@needs_onnx
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # the exporter's own
 @pytest.mark.filterwarnings("ignore:# The axis name. tokens will not be used:UserWarning")  # one name for three axes
 @pytest.mark.parametrize("name", [name for name in SCHEMES if not refuses("sdpa", name, "text")])
 def test_onnx_gives_what_eager_gives_at_any_length(name: str) -> None:
     """Through the sdpa backend, whose kernel ONNX knows. Single precision of another library: sums of up to 33 terms of
     order 1 to 10, in another order."""
-    import onnxruntime
-
     it = case(name, "text", TOKENS, dtype=torch.float32)
     model = Model(it, "sdpa").eval()
     with torch.no_grad():
         program = torch.onnx.export(model, tensors(it, TOKENS), dynamic_shapes=dynamic(), dynamo=True, verbose=False)
-    assert program is not None
-    written = io.BytesIO()
-    program.save(written)
-    session = onnxruntime.InferenceSession(written.getvalue(), providers=["CPUExecutionProvider"])
+    session = session_of(program)
     names = [given.name for given in session.get_inputs()]
     assert names == ["query", "key", "value"]
     for tokens in (*OTHERS, TOKENS):
@@ -139,3 +142,61 @@ def test_onnx_gives_what_eager_gives_at_any_length(name: str) -> None:
         (out,) = session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
         with torch.no_grad():
             torch.testing.assert_close(torch.from_numpy(out), model(*inputs), rtol=1e-4, atol=1e-4)
+
+
+# What a graph has of ONNX's own operators: a rotation of queries and one of keys, and attention.
+OWN: dict[str, tuple[Callable[[], posenc.Scheme], dict[str, Any], int, int]] = {
+    "half": (lambda: posenc.RoPE(8), {"is_causal": True}, 2, 1),
+    "interleaved": (lambda: posenc.RoPE(8, layout="interleaved"), {}, 2, 1),
+    "some channels": (lambda: posenc.RoPE(8, rotary_dim=4), {"is_causal": True}, 2, 1),
+    "a later slice": (lambda: posenc.RoPE(8, rotary_dim=4, first_channel=2), {"is_causal": True}, 2, 1),
+    "scaled": (lambda: posenc.RoPE(8, scaling=posenc.YaRN(4.0, 16)), {"is_causal": True}, 2, 1),
+    "window": (lambda: posenc.RoPE(8), {"is_causal": True, "window": 6}, 2, 1),
+    "two": (lambda: posenc.RoPE(8) + posenc.ALiBi(4), {"is_causal": True}, 2, 1),
+    "none": (posenc.NoPE, {"is_causal": True}, 0, 1),
+    "t5": (lambda: posenc.T5(4, bidirectional=True), {}, 0, 1),
+    "angles of heads": (lambda: posenc.FoPE(2, 8, 64), {"is_causal": True}, 0, 1),
+    "not additive": (lambda: posenc.RoPE(8) + posenc.Softcap(20.0), {"is_causal": True}, 2, 0),
+}
+
+
+class Grouped(torch.nn.Module):
+    """Attention of four query heads to two key heads, of texts that begin at positions of their own."""
+
+    def __init__(self, scheme: posenc.Scheme, how: dict[str, Any]) -> None:
+        super().__init__()
+        self.scheme, self.how = scheme, how
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, starts: Tensor) -> Tensor:
+        text = posenc.Positions.arange(query.size(2))
+        positions = posenc.Positions(starts[:, None] + text.coords, order=text.order)
+        return posenc.attention(query, key, value, self.scheme(positions), **self.how)
+
+
+@needs_onnx
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:# The axis name. .* will not be used:UserWarning")
+@pytest.mark.parametrize(("name", "opset"), [*((name, 23) for name in OWN), ("half", 24), ("two", 24)])
+def test_onnx_has_rotations_and_attention_as_its_own_operators(name: str, opset: int) -> None:
+    make, how, rotations, attentions = OWN[name]
+    layer = Grouped(make(), how).eval()
+
+    def inputs(rows: int, tokens: int) -> tuple[Tensor, ...]:
+        query, key, value = (torch.randn(rows, heads, tokens, 8) for heads in (4, 2, 2))
+        return query, key, value, torch.randint(1000, (rows,))
+
+    rows, tokens = torch.export.Dim("rows", min=2, max=8), torch.export.Dim("tokens", min=2, max=60)  # 1 is not for 2.9
+    lengths = {name: {0: rows, 2: tokens} for name in ("query", "key", "value")} | {"starts": {0: rows}}
+    with posenc.onnx_operators():
+        program = torch.onnx.export(
+            layer, inputs(2, TOKENS), dynamic_shapes=lengths, dynamo=True, verbose=False, opset_version=opset
+        )
+    session = session_of(program)
+    assert program is not None
+    nodes = [node.op_type for node in program.model.graph]
+    assert (nodes.count("RotaryEmbedding"), nodes.count("Attention")) == (rotations, attentions)
+    for shape in ((2, 5), (3, 33)):
+        given = inputs(*shape)
+        (out,) = session.run(None, {it.name: x.numpy() for it, x in zip(session.get_inputs(), given, strict=True)})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(out), layer(*given), rtol=1e-4, atol=1e-4)

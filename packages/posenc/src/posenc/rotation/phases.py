@@ -18,6 +18,7 @@ from torch import Tensor
 from posenc import compat
 from posenc.arguments import check_type, one_or, shown
 from posenc.positions.positions import PositionError, Positions
+from posenc.rotation import onnx
 
 FOR_KEY_HEADS = ": build it for as many heads as keys have"
 
@@ -446,6 +447,8 @@ class PairRotation:
             return torch.cat((x[..., : self.first], rest(x[..., self.first :])), -1)
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = self.cos.to(dtype), self.sin.to(dtype)
+        if onnx.is_taken(cos):
+            return onnx.rotary_embedding(x, cos, sin, self.layout == "interleaved")
         # inductor fuses plain operations best, and they support forward-mode derivatives.
         if torch.compiler.is_compiling() or compat.is_forward_mode():
             return _as_one_expression(x, cos, sin, self.layout)
