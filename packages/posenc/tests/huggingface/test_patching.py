@@ -1,6 +1,7 @@
 """patch(): what is put into a model does what it says, from a cache too, and is taken out again bit for bit."""
 
 import copy
+import inspect
 import math
 from itertools import cycle
 from typing import Any
@@ -15,7 +16,7 @@ import transformers
 
 import posenc
 from posenc import Chunk, RoPE, Schedule
-from posenc.huggingface import adapt, patch, scheme_from_config
+from posenc.huggingface import adapt, bounded_cache, patch, scheme_from_config
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
 from tests.huggingface.configs import ADAPTED, DECODERS, ENCODER
 from tests.huggingface.test_attention import DOCUMENTS, GENERATE, IDS, IMAGE, TERMS, built, moved, output, with_axes
@@ -167,9 +168,12 @@ def test_a_row_is_the_same_alone_and_padded_from_a_cache(name: str, scaling: Any
         torch.testing.assert_close(together[n, IS_TOKEN[n]], alone[n], rtol=0, atol=bound)
 
 
-def fed(model: Any, ids: Tensor, steps: tuple[int, ...], mask: Any = None, positions: Any = None) -> Tensor:
+def fed(
+    model: Any, ids: Tensor, steps: tuple[int, ...], mask: Any = None, positions: Any = None, cache: Any = None
+) -> Tensor:
     """What the model says of every token, fed in steps to a cache."""
-    parts, start, cache = [], 0, transformers.DynamicCache(config=model.config)
+    parts, start = [], 0
+    cache = transformers.DynamicCache(config=model.config) if cache is None else cache
     for step in steps:
         here, inputs = slice(start, start + step), {}
         if mask is not None:
@@ -291,6 +295,64 @@ def test_a_schedule_has_its_windows() -> None:
         wide = output(model, input_ids=IDS)
     torch.testing.assert_close(out[:, :4], wide[:, :4], rtol=0, atol=of_sums(torch.float64, TERMS, wide))
     assert (out[:, 4:] - wide[:, 4:]).abs().amax() > 1e-3
+
+
+DYNAMIC = RoPE(12, scaling=DynamicNTK(2.0, TRAINED))
+WINDOWS: dict[str, tuple[str, Any, tuple[int, ...]]] = {  # the model, what is put in, and how many keys layers hold
+    "of some layers": ("llama", Schedule([(RoPE(12), 4), (posenc.ALiBi(4), None)]), (3, 40)),
+    "of a token": ("llama", Schedule([(RoPE(12), 1), (RoPE(12), 6)]), (1, 5)),
+    "unrotated keys": ("llama", Schedule([(DYNAMIC, 6), (DYNAMIC, 9)]), (5, 8)),
+    "wider than its own": ("gemma3", Schedule([(RoPE(16), 9), (RoPE(16), 3)]), (8, 2)),
+    "its own": ("mistral", RoPE(12), (4, 4)),
+    "its own chunks": ("llama4", None, (5, 40)),
+    "chunks": ("llama", Schedule([(RoPE(12), Chunk(4)), (RoPE(12), 4)]), (40, 3)),
+    "its own attention": ("bloom", Schedule([(posenc.ALiBi(3), 4)] * 2), (3, 3)),
+}
+
+
+@pytest.mark.parametrize("of", WINDOWS)
+def test_a_bounded_cache_holds_what_windows_reach(of: str) -> None:
+    """Of rows padded on the left, fed in steps, as from a cache of all keys."""
+    name, what, held = WINDOWS[of]
+    model, positions = built(name).double(), (IS_TOKEN.long().cumsum(1) - 1).clamp(min=0)
+    if what is None:
+        what = scheme_from_config(model.config).schedule
+    with patch(model, what):
+        cache = bounded_cache(model)
+        how = LONG, (15, 1, 1, 8, 1, 13, 1), IS_TOKEN.long(), positions
+        out, whole = fed(model, *how, cache=cache), fed(model, *how, cache=transformers.DynamicCache())
+    assert tuple(layer.keys.size(2) for layer in cache.layers) == held
+    bound = of_sums(torch.float64, TERMS, whole[IS_TOKEN])
+    torch.testing.assert_close(out[IS_TOKEN], whole[IS_TOKEN], rtol=0, atol=bound)
+
+
+def test_a_cache_without_what_a_window_needs_is_refused() -> None:
+    """That which transformers makes by the model's own windows."""
+    model = built("gemma3")
+    with (
+        patch(model, WINDOWS["wider than its own"][1]),
+        pytest.raises(ValueError, match=r"dropped keys .*bounded_cache"),
+    ):
+        fed(model, LONG, (20, 1))
+
+
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"prompt_lookup_num_tokens": 3}], ids=["plain", "beams", "crop"])
+def test_a_bounded_cache_generates_the_same(how: dict[str, Any]) -> None:
+    """Rows are reordered, and rejected tokens taken back."""
+    model, ids = built("llama"), LONG[:1].repeat(1, 4)
+    takes = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    with patch(model, Schedule([(DYNAMIC, 6), (posenc.ALiBi(4), 3)])):
+        expected = model.generate(ids, **{takes: transformers.DynamicCache()}, **how, **GENERATE)
+        assert torch.equal(model.generate(ids, **{takes: bounded_cache(model)}, **how, **GENERATE), expected)
+
+
+@pytest.mark.parametrize(("name", "words"), [("llama", r"\(llama\) has none"), ("t5", "an encoder and a decoder")])
+def test_a_bounded_cache_is_for_patched_decoders(name: str, words: str) -> None:
+    model = built(name) if name == "llama" else transformers.AutoModelForSeq2SeqLM.from_config(config_of("t5"))
+    with pytest.raises(
+        ValueError, match=rf"^model must be a decoder whose layers have a scheme by patch\(\), .*{words}"
+    ):
+        bounded_cache(model)
 
 
 def gradients(model: Any, inputs: dict[str, Tensor], checkpointing: bool | None) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from posenc.huggingface.caches import bounded_cache as bounded_cache
     from posenc.huggingface.config import scheme_from_config as scheme_from_config
     from posenc.huggingface.patched import Patched as Patched
     from posenc.huggingface.patching import adapt as adapt
@@ -29,6 +30,7 @@ HOMES = {
     "adapt": "patching",
     "patch": "patching",
     "from_pretrained": "patching",
+    "bounded_cache": "caches",
     "Layer": "reading",
     "ModelPositions": "reading",
     "scheme_from_config": "config",

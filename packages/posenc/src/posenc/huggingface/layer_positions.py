@@ -52,6 +52,14 @@ class LayerScheme(nn.Module):
         seen: Tensor | None = getattr(self._source[0], "seen", None)
         return seen
 
+    def reach(self, own: Window) -> int | None:
+        """How many keys before its own a query attends to, in a layer with this window or chunks ``own`` of the model;
+        None: any or, with chunks of a schedule, which divide coordinates and not the slots of a cache, unknown."""
+        if self.window is None and isinstance(own, Chunk):
+            return own.size - 1
+        window = own if self.window is None else self.window
+        return None if isinstance(window, Chunk) else check_window(window)[0]
+
 
 LAYER_SCHEME = "posenc_plan"
 
@@ -82,7 +90,7 @@ def bind_layer(
         if first is not None and first[1] > max(0, reach):
             raise ValueError(
                 f"the cache of this layer has dropped keys that are within a window of {layer_scheme.window}: generate "
-                "with use_cache=False, or use a cache that keeps all keys"
+                "with use_cache=False, or with the cache that posenc.huggingface.bounded_cache(model) makes"
             )
         seen = replace(seen, left=None if chunk is not None else left, right=right)
     layer_cache = attention_mask.layer_cache if isinstance(attention_mask, Visible) else {}

@@ -58,6 +58,18 @@ class Visible(Tensor):
         queries, keys = self.layer_cache["in chunks"]
         return queries, keys
 
+    def of_last(self, keys: int, reach: int | None) -> Visible:
+        """The mask of the last keys, for a layer whose queries attend to ``reach`` keys before their own and whose
+        cache has dropped others; unchanged for fewer keys than that."""
+        if reach is None or not reach + len(self.queries) <= keys < len(self.keys):
+            return self
+        if ("last", keys) not in self.layer_cache:
+            self.layer_cache["last", keys] = Visible(
+                self.queries, self.keys[-keys:], self.visibility, self.size(0), self.is_packed, self.chunk_size
+            )
+        last: Visible = self.layer_cache["last", keys]
+        return last
+
     def dense(self) -> Tensor:
         """The mask as a plain tensor."""
         seen = visible(*self.in_chunks(), self.visibility)
