@@ -17,51 +17,6 @@ from posenc.huggingface.variants import Frequencies
 from tests.huggingface.configs import HEADS, LATENT, LLAMA3, LONG, MSCALE, PLAIN, SHARED, SIZES, YARN, rope
 from tests.huggingface.tiny_models import config_of, disagreements
 
-KNOWN = [
-    "llama",
-    "llama linear",
-    "llama dynamic",
-    "mistral",
-    "qwen2",
-    "gemma2",
-    "gemma3_text",
-    "smollm3",
-    "ministral3",
-    "gpt_oss",
-    "deepseek_v3",
-    "cohere",
-    "cohere2",
-    "olmo3",
-    "gpt_neox",
-    "glm",
-    "phi3",
-    "qwen2_vl_text",
-    "qwen3_vl_text",
-    "gemma4_text",
-    "granite",
-    "lfm2",
-    "qwen3_next",
-    "mistral4",
-    "modernbert-decoder",
-    "exaone4",
-    "gpt2",
-    "opt",
-    "roberta",
-]
-"""Families of the table, read both ways."""
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_the_model_says_what_is_read_of_its_configuration(name: str) -> None:
-    config = config_of(name)
-    table, said = scheme_from_config(config), positions_by_asking(Keys(config))
-    assert repr(said.schedule) == repr(table.schedule)
-    assert (said.causal, said.length, repr(said.input)) == (table.causal, table.length, repr(table.input))
-    for ours, theirs in zip(said.layers, table.layers, strict=True):
-        assert (ours.softcap, ours.sinks) == (theirs.softcap, theirs.sinks)
-        assert (ours.scale or 0.0) == pytest.approx(theirs.scale or 0.0, rel=1e-12)
-
-
 TWO = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
 LFM3 = HEADS | {"layer_types": ["conv", "full_attention", "sliding_attention", "full_attention"], "sliding_window": 5}
 LATENTS = LATENT | {"q_lora_rank": 8, "num_key_value_heads": 3}

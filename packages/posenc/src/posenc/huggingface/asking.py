@@ -32,6 +32,7 @@ from posenc.huggingface.variants import Frequencies, OffsetLearned
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Window, window_words
 from posenc.rotation.scaling_parameters import ScalingParameters
+from posenc.rotation.scalings import LongRoPE, NTKAware
 from posenc.schedule import ranges
 from posenc.scheme import Scheme
 from posenc.schemes.learned import Learned
@@ -228,6 +229,9 @@ class Asked:
             if _is_rotary(module):
                 module.register_forward_hook(self._turned)
 
+    even = False
+    """Whether norms have no weights: those behind a rotation would scale its channels."""
+
     def reset(self, seed: int) -> None:
         """Other weights."""
         self.seed = seed
@@ -239,7 +243,9 @@ class Asked:
                 dtype = old.dtype if old.dtype.is_floating_point else torch.float64
                 if old.numel() <= 2**16:
                     new = torch.randn(old.shape, generator=draw, dtype=torch.float64) * 0.02
-                    new = (1.0 if old.dim() == 1 else 0.0) + new
+                    if self.even and old.dim() == 1:
+                        new.zero_()
+                    new = (1.0 if old.dim() == 1 and not (self.even and name == "bias") else 0.0) + new
                     new = new.to(dtype)
                 else:  # rows that differ, and overlap in memory
                     line = torch.randn(sum(old.shape), generator=draw, dtype=torch.float64).to(dtype)
@@ -285,6 +291,7 @@ class Asked:
         if not all(isinstance(x, Tensor) for x in parts):
             return None
         if len(parts) == 1 and parts[0].is_complex():
+            self.normalized = True
             return out / out.abs()
         if len(parts) == 2 and parts[0].shape == parts[1].shape:
             size = (parts[0] ** 2 + parts[1] ** 2).sqrt().clamp(min=1e-30)
@@ -321,6 +328,8 @@ class Asked:
         for call in calls:
             call.made = self.made
             call.query, call.key, call.value = (x[:, :, before:] for x in (call.query, call.key, call.value))
+            if not bool(torch.isfinite(call.query.sum() + call.key.sum())):
+                raise ValueError("queries and keys are no finite numbers")
         modules = dict.fromkeys(call.module for call in calls)
         layers = {module: self.layers[module] for module in modules}
         own: dict[nn.Module, Any] = {module: getattr(module, "layer_idx", None) for module in modules}
@@ -346,18 +355,26 @@ def _is_rotary(module: nn.Module) -> bool:
     return re.search("rotary|rope|embedding|conv1d$|hyper|connection", type(module).__name__.lower()) is not None
 
 
-def _build(config: Any) -> nn.Module:
-    """The model of a configuration, in float64, without weights."""
+def model_class(config: Any) -> Any:
+    """The class of a configuration's model, if possible with a head, or None."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if kind is None:  # the text of a model of several parts
-        code = importlib.import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
-        kinds = [each for each in vars(code).values() if isinstance(each, type) and issubclass(each, PreTrainedModel)]
-        kinds = [
-            each for each in kinds if each.config_class is type(config) and re.search("CausalLM|Model$", each.__name__)
-        ]
-        kind = max(kinds, key=lambda each: ("CausalLM" in each.__name__, "Text" in each.__name__), default=None)
+    home = type(config).__module__
+    if (kind := MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)) is not None or not home.startswith(
+        "transformers."
+    ):
+        return kind
+    code = importlib.import_module(home.replace(".configuration_", ".modeling_"))  # of a part of a model
+    kinds = [each for each in vars(code).values() if isinstance(each, type) and issubclass(each, PreTrainedModel)]
+    kinds = [
+        each for each in kinds if each.config_class is type(config) and re.search("CausalLM|Model$", each.__name__)
+    ]
+    return max(kinds, key=lambda each: ("CausalLM" in each.__name__, "Text" in each.__name__), default=None)
+
+
+def _build(config: Any) -> nn.Module:
+    """The model of a configuration, in float64, without weights."""
+    kind = model_class(config)
     if kind is None:
         raise ValueError("transformers has no model of this type alone")
     config = copy.deepcopy(config)
@@ -399,6 +416,17 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
     """The positions of a causal model, as its own code does them. ValueError, saying what was seen, for what is not
     RoPE, NoPE, a scale of queries by position or a learned table, and for windows that are neither of keys nor chunks.
     """
+    try:
+        return _positions(keys, even=False)
+    except ValueError as error:
+        try:
+            said = _positions(keys, even=True)
+        except ValueError:
+            raise error from None
+    return replace(said, remarks=(*said.remarks, "learned weights multiply queries and keys after they turn"))
+
+
+def _positions(keys: Keys, even: bool) -> ModelPositions:
     config = keys.config
     count = getattr(config, "num_hidden_layers", None)
     if not isinstance(count, int) or not 1 <= count <= LAYERS:
@@ -411,7 +439,12 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
         size = getattr(config, name, None)
         if isinstance(size, int) and size > most:
             raise ValueError(f"its {name} must be at most {most} to be asked, got {size}")
+    tuned = getattr(config, "floor_scale", None) if getattr(config, "attn_temperature_tuning", False) else None
+    if tuned is not None:  # it counts slots, of which there are few
+        config = copy.deepcopy(config)
+        config.floor_scale = WARM + 4
     asked = Asked(config)
+    asked.even = even
     asked.reset(1)
     scalings = _candidates(config, length)
     end = 4096 if length is None else length
@@ -437,9 +470,17 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
             raise ValueError(f"layer {call.layer} has several attentions")
         where = f"in layer {call.layer} "
         try:
-            scheme = _fit(call, plain.calls[n], first, scalings, config, is_normalized)
+            try:
+                scheme = _fit(call, plain.calls[n], first, scalings, config, is_normalized)
+                by = 0
+            except ValueError:
+                if tuned is None:
+                    raise
+                scheme, by = _fit(call, plain.calls[n], _slots(first), scalings, config, is_normalized), 1
             for one, other in zip(again, others, strict=True):
-                _verify(scheme, one.calls[n], other.calls[n], one.places)
+                _verify(scheme, one.calls[n], other.calls[n], _slots(one.places) if by else one.places)
+            if by and isinstance(scheme, QueryScale):
+                scheme = QueryScale(scheme.form, length=tuned, strength=scheme.strength)
             window, causal = _window(masks.calls[n].mask, config)
             slides = call.options.get("sliding_window")
             if slides is not None and slides != window:
@@ -464,6 +505,12 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
         remarks.append(f"layers {ranges(bare)} of {count} have no attention, and are not counted above")
     if not asked.takes_ids:
         remarks.append("transformers counts positions, and takes no position_ids")
+    if tuned is not None:
+        remarks.append("transformers scales queries by the slot in the cache, not by position_ids")
+    if any(isinstance(window, Chunk) for _, window, *_ in layers.values()):
+        remarks.append("transformers counts chunks by slots less left padding, not by position_ids")
+    if any(isinstance(getattr(part, "scaling", None), LongRoPE) for scheme in made.values() for part in scheme.parts):
+        remarks.append("transformers takes the long list for the whole batch as soon as one of its rows is long")
     which = [layers[n] for n in sorted(layers)]
     return summarize_model(
         keys,
@@ -475,6 +522,11 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
         length=length,
         remarks=tuple(remarks),
     )
+
+
+def _slots(places: Tensor) -> Tensor:
+    """Where tokens are in a cache."""
+    return torch.arange(WARM, WARM + places.size(-1))
 
 
 def _within(places: tuple[int, ...], length: int) -> Tensor:
@@ -550,7 +602,7 @@ def _window(mask: Any, config: Any) -> tuple[Window, bool]:
     else:
         sees = {}
         for i in QUERIES:
-            there = torch.arange(i + 8)
+            there = torch.arange(i + 8 if i else 2**18)
             each = torch.as_tensor(rule(torch.tensor(0), torch.tensor(0), torch.tensor(i), there))
             sees[i] = torch.broadcast_to(each, there.shape).nonzero().flatten()
     ends = {i: (int(keys[0]), int(keys[-1])) for i, keys in sees.items() if len(keys)}
@@ -562,11 +614,11 @@ def _window(mask: Any, config: Any) -> tuple[Window, bool]:
     if all(first == 0 for first, _ in ends.values()):
         return None, causal
     furthest = max(ends)
-    reach = furthest - ends[furthest][0]
-    if all(first == max(0, i - reach) for i, (first, _) in ends.items()):
-        if not causal:
-            raise ValueError(f"a window of {reach} keys before, in an encoder")
-        return reach + 1, causal
+    reach, beyond = furthest - ends[furthest][0], ends[0][1]
+    if all(
+        first == max(0, i - reach) and min(last, i + 7) == min(i + beyond, i + 7) for i, (first, last) in ends.items()
+    ):
+        return (reach + 1 if causal else (reach, beyond)), causal
     sizes = {first for first, _ in ends.values() if first}
     size = math.gcd(*sizes, *(ends[i][0] - ends[j][0] for i in ends for j in ends))
     for chunk in (size // k for k in range(1, size + 1) if size % k == 0):
@@ -598,6 +650,8 @@ def _candidates(config: Any, length: int | None) -> list[tuple[float, Any]]:
                 share = read.optional("partial_rotary_factor")
                 scaling = read.scaling(read.kind({"su": "longrope", "mrope": "default"}), share or 1.0, length)
                 found.extend((float(each), scaling) for each in every)
+                if read.get("alpha") is not None:  # of HunYuan
+                    found.extend((float(each), NTKAware(read.number("alpha"))) for each in every)
             except (ValueError, TypeError):
                 found.extend((float(each), None) for each in every if isinstance(each, (int, float)))
         for each in value.values():
@@ -743,7 +797,6 @@ def _turning(x: Tensor, places: Tensor) -> Turning | None:
     low, high = channels[0], channels[-1] + 1
     found: list[Turning] = []
     for layout in ("half", "interleaved"):
-        low -= (low % 2) * (layout == "interleaved")
         least = high - low + (high - low) % 2
         widths = range(least, x.size(-1) - low + 1, 2)
         for width in widths if layout == "half" else widths[:1]:

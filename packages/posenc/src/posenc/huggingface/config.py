@@ -1,6 +1,7 @@
 """Reads the positional encoding of a model from its configuration."""
 
 import copy
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,30 +13,22 @@ from posenc.huggingface.families import READERS
 from posenc.huggingface.loading import RECORD
 from posenc.huggingface.reading import (
     BYTES,
-    FULL,
-    SLIDING,
     Keys,
     ModelPositions,
     check_sizes,
     default_keys,
+    is_said,
     positional,
     reason,
 )
+from posenc.rotation.scaling_parameters import ROPE_TYPES
+from posenc.schemes.rope import RoPE
 
 PARTS = {"text": "text_config", "vision": "vision_config"}
 """The keys of the parts that can be read, in a configuration of several models."""
 
 STACKS = ("encoder", "decoder")
 TWO_STACKS = frozenset({"m2m_100", "mt5", "nllb-moe", "t5", "umt5", "whisper"})
-
-GEMMA: Mapping[str, tuple[str, ...]] = {"rope_theta": (FULL,), "rope_local_base_freq": (SLIDING,)}
-MODERNBERT: Mapping[str, tuple[str, ...]] = {"global_rope_theta": (FULL,), "local_rope_theta": (SLIDING,)}
-THETAS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    **dict.fromkeys(("gemma3_text", "gemma3n_text"), GEMMA),
-    **dict.fromkeys(("modernbert", "modernbert-decoder"), MODERNBERT),
-    "gpt_neox": {"rotary_emb_base": ()},
-}
-"""Older names of rope_theta and the layer types that they are for; () is all. By default ``rope_theta`` for all."""
 
 
 def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence[str] = ()) -> ModelPositions:
@@ -91,41 +84,133 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
             "'vision'"
         )
     keys = Keys(found, inside, ignored)
-    said = READERS.get(found.model_type, _asked)(keys)
+    read = _entries(keys)
+    said = _read(keys)
     if said.causal:
         keys.refuse("is_causal", True, why="must be true: only causal attention is read")
-    keys.end()
-    if raw is not None and found.model_type in READERS:
-        _check_thetas(raw, found)
+    remarks = [*said.remarks, *_unread_keys(keys, found.to_dict() if raw is None else raw, said, read)]
     if (put := getattr(found, RECORD, getattr(whole, RECORD, None))) is not None:
-        return replace(
-            said, remarks=(*said.remarks, f"not so in the model itself, which was patched: {RECORD} = {put}")
-        )
-    return said
+        remarks.append(f"not so in the model itself, which was patched: {RECORD} = {put}")
+    return replace(said, remarks=tuple(remarks))
+
+
+def _read(keys: Keys) -> ModelPositions:
+    """What a configuration says, by its reader or by asking."""
+    return READERS.get(keys.model_type, _asked)(keys)
 
 
 def _asked(keys: Keys) -> ModelPositions:
     """The positions of a causal family that is not in the table, which its own code is asked for."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    from posenc.huggingface.asking import positions_by_asking
+    from posenc.huggingface.asking import model_class, positions_by_asking
 
-    if type(keys.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not keys.inside:
+    is_text = keys.inside or keys.model_type.endswith("_text") or type(keys.config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if not is_text and "CausalLM" not in getattr(model_class(keys.config), "__name__", ""):
         raise _unread(keys.model_type)
     try:
         said = positions_by_asking(keys)
     except ValueError as error:
         raise _unread(keys.model_type, f", whose code was asked: {error}") from error
-    keys.was_read.update(default_keys(keys.config))  # which the code has read, or ignores
+    blocks = keys.inside == "gemma4" and keys.get("use_bidirectional_attention") == "vision"
+    if blocks or keys.inside in ("gemma3", "shieldgemma2"):  # a mask for images, which a text does not show
+        windows = [window for _, window in said.schedule]
+        layers = [
+            replace(layer, images=not blocks or window is not None)
+            for layer, window in zip(said.layers, windows, strict=True)
+        ]
+        said = replace(said, layers=tuple(layers))
     return said
 
 
 def _unread(model_type: str, why: str = "") -> ValueError:
     """The error for a family that is not read."""
-    near = meant(model_type, tuple(READERS))
-    return ValueError(
-        f"model_type must be one of the {len(READERS)} in docs/huggingface.md, got {model_type!r}{why}{near}"
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    near = (
+        ""
+        if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        else meant(model_type, (*READERS, *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
     )
+    return ValueError(f"model_type must be one of docs/huggingface.md, got {model_type!r}{why}{near}")
+
+
+# -- keys that change nothing -----------------------------------------------------------------------------------------
+
+ROPE = ("rope_parameters", "rope_scaling")
+PUBLISHED = {
+    *("attention_factor", "beta_fast", "beta_slow", "factor", "max_position_embeddings", "max_window_layers"),
+    *("mrope_interleaved", "mscale", "mscale_all_dim", "n_positions", "offset_alibi"),
+    *("original_max_position_embeddings", "position_embedding_type", "type"),
+}
+"""Keys of published configurations that some models' code does not read."""
+
+
+def _entries(keys: Keys) -> set[str]:
+    """The entries of rope_parameters that a known rope_type reads. ValueError for one that is invalid."""
+    params, found = getattr(keys.config, ROPE[0], None), set[str]()
+    params = params if isinstance(params, Mapping) else {}
+    nested = [name for name, value in params.items() if isinstance(value, Mapping)]
+    for of_type in nested or [None] * bool(params):
+        read = keys.parameters(of_type)
+        kind = read.kind({"su": "longrope", "mrope": "default"})
+        read.optional("rope_theta")
+        share = read.optional("partial_rotary_factor")
+        if kind in ROPE_TYPES:
+            read.scaling(kind, share or 1.0, keys.get("max_position_embeddings"))
+        found |= read.was_read
+        found -= {"rope_theta"} if kind == "proportional" else {"rope_theta", "partial_rotary_factor"}
+    return found
+
+
+def _unread_keys(keys: Keys, given: Mapping[str, Any], said: ModelPositions, read: set[str]) -> list[str]:
+    """Remarks on keys about positions that transformers knows and that change nothing; ValueError for unknown ones."""
+    defaults, remarks = default_keys(keys.config), []
+    turns = any(isinstance(part, RoPE) for scheme, _ in said.schedule for part in scheme.parts)
+    paths: list[tuple[str, ...]] = [(name,) for name, _ in positional(keys.config, given) if name not in ROPE]
+    for name in ROPE:
+        params = given.get(name)
+        for entry, value in params.items() if isinstance(params, Mapping) else ():
+            paths += [(name, entry, each) for each in value] if isinstance(value, Mapping) else [(name, entry)]
+    for path in paths:
+        name, value = path[-1], functools.reduce(lambda at, key: at[key], path, given)
+        is_known = name in PUBLISHED or (len(path) == 1 and name in defaults) or (name == "rope_theta" and not turns)
+        if value is None or name in keys.ignored or (len(path) == 1 and is_known and defaults.get(name) == value):
+            continue
+        if (len(path) > 1 and name in read) or is_said(said, name, value) or _matters(keys, given, path, said):
+            continue
+        where = name if len(path) == 1 else f"{path[0]}{[*path[1:]]}"
+        if not is_known:
+            raise keys.unread(name, value)
+        remarks.append(f"{where} = {shown(value)} is not read by the model")
+    return remarks
+
+
+def _matters(keys: Keys, given: Mapping[str, Any], path: tuple[str, ...], said: ModelPositions) -> bool:
+    """Whether a configuration without a key, or also without a list that transformers derives from it, says another."""
+    lists = [(name,) for name, value in given.items() if isinstance(value, list) and name != path[0]]
+    try:
+        others = [_without(keys.config, given, path)]
+        for each in lists:
+            rest, less = (_without(keys.config, given, each, *more) for more in ((), (path,)))
+            values = [getattr(config, each[0], None) for config in (keys.config, rest, less)]
+            if values[0] == values[1] != values[2]:
+                others.append(less)
+        found = [_read(Keys(config, keys.inside, keys.ignored)) for config in others]
+    except ValueError:  # a model that does not run without it
+        return True
+    return any(repr(replace(each, remarks=())) != repr(replace(said, remarks=())) for each in found)
+
+
+def _without(config: Any, given: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:
+    """A configuration of the same class, without some keys."""
+    less = copy.deepcopy(dict(given))
+    for path in paths:
+        functools.reduce(lambda at, key: at[key], path[:-1], less).pop(path[-1], None)
+    try:
+        return type(config).from_dict(less)
+    except Exception as error:  # of any type
+        raise ValueError(reason(error)) from error
 
 
 def _raw(config: Any) -> dict[str, Any] | None:
@@ -185,25 +270,3 @@ def _check_outer(whole: Any, name: str, ignored: tuple[str, ...]) -> None:
                 f"{whole.model_type} has the key {key!r} = {shown(value)}, which is about positions, outside its "
                 f"{name}, where it is not read: put it inside"
             )
-
-
-def _check_thetas(raw: Mapping[str, Any], config: Any) -> None:
-    """ValueError for a base in the configuration that is not used by the layers that it is for."""
-    params = getattr(config, "rope_parameters", None)
-    if not isinstance(params, Mapping):
-        return
-    names = THETAS.get(config.model_type, {"rope_theta": ()})
-    nested = {kind: of_kind for kind, of_kind in params.items() if isinstance(of_kind, Mapping)}
-    for name, kinds in names.items():
-        if raw.get(name) is None:
-            continue
-        for kind in kinds or tuple(nested) or ("",):
-            came = (nested[kind] if kind else params).get("rope_theta")
-            if came != raw[name]:
-                of = f" of {kind}" if kind else ""
-                raise ValueError(f"{config.model_type}'s {name} is {raw[name]}, but transformers' model{of} has {came}")
-    for given in ("rope_scaling", "rope_parameters"):
-        inner = raw.get(given)
-        theta = inner.get("rope_theta") if isinstance(inner, Mapping) else None
-        if theta is not None and raw.get("rope_theta") not in (None, theta):
-            raise ValueError(f"rope_theta is {raw['rope_theta']}, but {given} has {theta}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -13,12 +13,11 @@ from typing import Any
 
 from posenc.arguments import number, shown, whole
 from posenc.positions.tiles import Window, window_words
-from posenc.rotation.phases import PairLayout, frequencies
-from posenc.rotation.scaling_parameters import NO_ALIASES, ScalingParameters
-from posenc.rotation.scalings import YaRN
+from posenc.rotation.scaling_parameters import ScalingParameters
 from posenc.schedule import Schedule, ranges
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
+from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
 
 POSITIONAL = re.compile(
@@ -103,11 +102,11 @@ def default_keys(config: Any) -> Mapping[str, Any]:
     return _defaults(type(config))  # type: ignore[arg-type]  # mypy takes a class for one without a hash
 
 
-def positional(config: Any) -> Iterator[tuple[str, Any]]:
-    """The keys of a configuration that are about positions, with a value other than None.
+def positional(config: Any, given: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any]]:
+    """The keys of a configuration, or of its dictionary, that are about positions, with a value other than None.
 
     False counts for a key that takes away what a model has (``use_rope``), unless it is the default."""
-    for name, value in vars(config).items():
+    for name, value in (vars(config) if given is None else given).items():
         if name.startswith("_") or name in NOT_POSITIONAL or value is None or not POSITIONAL.search(name.lower()):
             continue
         if value is False and (EXTRAS.search(name.lower()) or default_keys(config).get(name) is False):
@@ -116,16 +115,12 @@ def positional(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Keys:
-    """A configuration of transformers that records which keys were read.
-
-    ``keys(name)`` reads a required key, ``keys.get(name, default)`` one that may be missing or None. ``end()`` raises
-    ValueError for a key about positions that was not read and is not in ``ignored``.
-    """
+    """A configuration of transformers. ``keys(name)`` reads a required key, ``keys.get(name, default)`` one that may be
+    missing or None."""
 
     def __init__(self, config: Any, inside: str | None = None, ignored: tuple[str, ...] = ()) -> None:
         self.config, self.inside, self.ignored = config, inside, ignored
         self.model_type: str = config.model_type
-        self.was_read: set[str] = set()
 
     def __call__(self, name: str) -> Any:
         value = self.get(name)
@@ -135,7 +130,6 @@ class Keys:
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, or ``default`` where there is none, or None."""
-        self.was_read.add(str(getattr(self.config, "attribute_map", {}).get(name, name)))
         value = getattr(self.config, name, None)
         return default if value is None else value
 
@@ -165,9 +159,10 @@ class Keys:
             raise self.wrong(name, "must be true or false")
         return bool(value)
 
-    def parameters(self) -> ScalingParameters:
-        """rope_parameters, whose entries the caller reads."""
-        return ScalingParameters(f"{self.model_type}'s rope_parameters", self("rope_parameters"), self.ignored)
+    def parameters(self, of_type: str | None = None) -> ScalingParameters:
+        """rope_parameters, or those of a layer type, whose entries the caller reads."""
+        read = ScalingParameters(f"{self.model_type}'s rope_parameters", self("rope_parameters"), self.ignored)
+        return read if of_type is None else ScalingParameters(read.named(of_type), read.get(of_type), self.ignored)
 
     def wrong(self, name: str, why: str) -> ValueError:
         """The error for an invalid value of a key."""
@@ -179,14 +174,12 @@ class Keys:
         if value is not None and value not in but:
             raise self.wrong(name, why)
 
-    def end(self) -> None:
-        """ValueError for the first key about positions that was not read, and is in `positional`."""
-        for name, value in positional(self.config):
-            if name not in self.was_read and name not in self.ignored:
-                raise ValueError(
-                    f"{self.model_type} has the key {name!r} = {shown(value)}, which is about positions, and "
-                    f"{self.model_type} does not read it: if it means nothing, pass ignore=({name!r},)"
-                )
+    def unread(self, name: str, value: Any) -> ValueError:
+        """The error for a key that changes nothing."""
+        return ValueError(
+            f"{self.model_type} has the key {name!r} = {shown(value)}, which is about positions, and {self.model_type} "
+            f"does not read it: if it means nothing, pass ignore=({name!r},)"
+        )
 
 
 @dataclass(frozen=True)
@@ -297,10 +290,33 @@ def runs(allocation: tuple[int, ...]) -> str:
     return ", ".join(f"{count} {AXES[axis]}" for axis, count in found)
 
 
+def is_said(said: ModelPositions, name: str, value: Any) -> bool:
+    """Whether the value of a key is one that was seen, for what its name says."""
+    layers = [(repr(scheme), window) for scheme, window in said.schedule]
+    if isinstance(value, list) and len(value) == len(layers):  # other layers where it says others
+        pairs = set(zip(map(repr, value), layers, strict=True))
+        return len(pairs) == len(set(map(repr, value))) == len(set(layers)) > 1
+    seen: list[tuple[str, Any]] = [("max|length|positions", said.length)]
+    for (scheme, window), layer in zip(said.schedule, said.layers, strict=True):
+        seen += [("window|chunk", getattr(window, "size", window)), ("cap", layer.softcap)]
+        if layer.scale is not None:
+            seen += [("scal|multipl", layer.scale), ("pre_attn_scalar", layer.scale**-2)]
+        for part in scheme.parts:
+            if isinstance(part, RoPE):
+                share = part.rotary_dim / part.head_dim
+                seen += [("theta|base", part.base), ("ro[pt]", part.rotary_dim), ("nope", part.first_channel)]
+                seen += [("rot", share), ("rotary$|rope$|scale_attn_weights", True)]
+                if isinstance(value, str) and value.startswith(("rop", "rot")):
+                    return True
+                if part.allocation is not None:
+                    seen.append(("section", [part.allocation.count(axis) for axis in range(3)]))
+            elif isinstance(part, QueryScale):
+                seen.append(("scal", part.strength))
+    return any(type(value) in (type(each), int) and value == each and re.search(of, name) for of, each in seen)
+
+
 PLAIN = Layer()
-FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
-RECURRENT = ("conv", "linear_attention")
-"""Layers without attention."""
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def head_dim_of(keys: Keys) -> int:
@@ -331,94 +347,16 @@ def summarize_model(
     return ModelPositions(keys.model_type, schedule, tuple(each[2]), **more)
 
 
-def kinds_of(keys: Keys, *known: str) -> list[str]:
-    """layer_types, one of the ``known`` for each layer."""
-    kinds, count = keys.list("layer_types"), keys.whole("num_hidden_layers")
-    if len(kinds) != count:
-        raise keys.wrong("layer_types", f"must have {count} entries like num_hidden_layers")
-    unknown = [kind for kind in kinds if kind not in known]
-    if unknown:
-        raise ValueError(f"{keys.model_type}'s layer_types must be of {', '.join(known)}, got {shown(unknown[0])}")
-    return kinds
-
-
-def windows_of(keys: Keys, kinds: Sequence[str]) -> list[Window]:
-    """The window of each layer: None for those without one."""
-    if SLIDING in kinds and keys.get("sliding_window") is None:
-        raise keys.wrong("sliding_window", f"must be a number of keys, since layer_types has {SLIDING!r}")
-    keys.get("sliding_window")
-    return [keys.whole("sliding_window") if kind == SLIDING else None for kind in kinds]
-
-
-def check_pattern(
-    keys: Keys, name: str, kinds: Sequence[Any], expected: Callable[[int, int], Any], least: int = 1
-) -> None:
-    """ValueError for a key from which transformers derives the list ``kinds``, if it contradicts the list."""
-    if keys.get(name) in (None, getattr(type(keys.config), name, None)):  # the default of transformers
-        return
-    value = keys.whole(name, least)
-    if [expected(layer, value) for layer in range(len(kinds))] != list(kinds):
-        raise keys.wrong(name, "contradicts the list of layers that stands beside it")
-
-
 def scaled(factor: float, head_dim: int) -> float | None:
     """A factor of q . k, or None if it is 1/sqrt(head_dim)."""
     return None if math.isclose(factor, head_dim**-0.5, rel_tol=1e-12) else factor
 
 
-def silent(keys: Keys, name: str) -> tuple[str, ...]:
-    """A remark on a key that published configurations have but the model does not read."""
-    value = keys.get(name)
-    return () if value is None else (f"{name} = {value} is not read by the model",)
-
-
-def rotary(
-    keys: Keys,
-    head_dim: int,
-    *,
-    of_type: str | None = None,
-    partial: bool = False,
-    layout: PairLayout = "half",
-    aliases: Mapping[str, str] = NO_ALIASES,
-    also: tuple[str, ...] = (),
-    **options: Any,
-) -> RoPE:
-    """The rotation of rope_parameters, or of those of a layer type.
-
-    ``partial``: the model's code reads partial_rotary_factor, the share of rotated channels. ``also`` are keys that the
-    caller reads itself; ``options`` are further arguments of `RoPE`. Raises ValueError for a key that is unknown,
-    missing, or contradicts another.
-    """
-    read = keys.parameters()
-    if of_type is not None:
-        read = ScalingParameters(read.named(of_type), read.get(of_type), keys.ignored)
-        if read.params.get("truncate") is False:
-            why = "must be true here, since transformers reads it only outside the layer types"
-            raise read.wrong("truncate", why)
-        read.params = {name: value for name, value in read.params.items() if value is not None}  # also of truncate
-    read.was_read.update(also)
-    kind = read.kind(aliases)
-    base = read.number("rope_theta")
-    share = read.number("partial_rotary_factor", 1.0)
-    if share > 1:
-        raise read.wrong("partial_rotary_factor", "must be at most 1")
-    for name, said in (("rope_theta", base), ("partial_rotary_factor", share)):
-        if of_type is None and keys.get(name) not in (None, said):
-            raise keys.wrong(name, f"contradicts {said:g} of rope_parameters")
-    turned: int = options.pop("rotary_dim", head_dim)
+def rotary(keys: Keys, head_dim: int, of_type: str | None = None) -> RoPE:
+    """The rotation of all channels by rope_parameters, or by those of a layer type."""
+    read = keys.parameters(of_type)
+    kind, base, share = read.kind(), read.number("rope_theta"), read.number("partial_rotary_factor", 1.0)
     if kind != "proportional" and share != 1.0:
-        if not partial:
-            raise read.wrong("partial_rotary_factor", f"must be 1, since {keys.model_type} rotates all channels")
-        turned = int(head_dim * share)
+        raise read.wrong("partial_rotary_factor", f"must be 1, since {keys.model_type} rotates all channels")
     longest = None if kind in ("default", "linear", "proportional") else keys.whole("max_position_embeddings")
-    scaling = read.scaling(kind, share, longest)
-    read.end(kind)
-    if isinstance(scaling, YaRN):
-        begin, end = map(float, scaling.ends(frequencies(turned, base)))
-        if begin > end:
-            raise ValueError(
-                f"{read.named('original_max_position_embeddings')} must let YaRN's ramp begin before it ends, got "
-                f"{scaling.original_length}: it begins at pair {begin:g} and ends at pair {end:g}, and transformers' "
-                "model then divides the high frequencies and keeps the low ones"
-            )
-    return RoPE(head_dim, base, layout, rotary_dim=turned, scaling=scaling, **options)
+    return RoPE(head_dim, base, scaling=read.scaling(kind, share, longest))
