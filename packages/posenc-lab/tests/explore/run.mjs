@@ -1,6 +1,7 @@
 // Answers jobs, one line of JSON each, with one line of JSON: what the explorer's mathematics makes of it.
 // An array is {shape, data}, its doubles in base64.
 
+import { readFileSync } from "node:fs";
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 
@@ -14,6 +15,7 @@ const { answerOf, choose, needsOf } = await of("choosing.js");
 const { source } = await of("records.js");
 const { valuesOf } = await of("state.js");
 const { weighed } = await of("weighed.js");
+const { having, take } = await of("models.js");
 const { STEPS, VIEWS } = await of("views.js");
 
 const read = ({ shape, data }) => {
@@ -105,8 +107,38 @@ JOBS.answer = ({ given }) => ({
 let content = {};
 JOBS.content = (given) => {
     content = given;
+    for (const name of Object.keys(content.models?.models ?? {})) {
+        const file = readFileSync(`${process.argv[2]}/../data/models/${name}.bin`);
+        take(content.models, name, file.buffer.slice(file.byteOffset, file.byteOffset + file.length));
+    }
 };
-JOBS.figure = ({ name, state, change }) => {
+
+/** What a function gives that may have to wait for a model. */
+const whenThere = async (compute) => {
+    for (;;) {
+        try {
+            return compute();
+        } catch (error) {
+            if (!error.wait) throw error;
+            await error.wait;
+        }
+    }
+};
+
+// The logits of a text under a model, and the attention of its last byte by layer and head.
+JOBS.read = ({ name, bytes, scaling = null }) =>
+    whenThere(() => {
+        const model = having({ data: content }, name, bytes, { scaling });
+        const heads = Array.from({ length: model.layers * model.heads }, (_, n) => n);
+        const of = (n) => [...model.weightsOf(Math.floor(n / model.heads), n % model.heads, bytes.length - 1)];
+        return {
+            logits: written([bytes.length, 256], model.logits.slice(0, 256 * bytes.length)),
+            weights: written([model.layers, model.heads, bytes.length], heads.flatMap(of)),
+        };
+    });
+
+JOBS.figure = (job) => whenThere(() => figureOf(job));
+const figureOf = ({ name, state, change }) => {
     const figure = VIEWS.flatMap(({ figures }) => figures).find((one) => one.name === name);
     const begun = { ...figure.defaults, ...(state === "another" ? figure.another : typeof state === "object" ? state : {}) };
     const app = { catalog: content.catalog, data: content };

@@ -1,5 +1,7 @@
 """``posenc explore`` and ``posenc_lab.show``, as a user has them."""
 
+import base64
+import gzip
 import html
 import json
 import re
@@ -9,6 +11,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +21,12 @@ import posenc_lab
 from posenc.command.cli import main
 
 
+def data_of(page: str) -> Any:
+    """The data that a page holds."""
+    (text,) = re.findall(r'id="data">(.*?)</script>', page, re.S)
+    return json.loads(gzip.decompress(base64.b64decode(text)))
+
+
 def test_the_export_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "explorer.html"
     assert main(["explore", "--export", str(path), "--schemes", "rope+alibi"]) == 0
@@ -25,7 +34,7 @@ def test_the_export_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
     text = path.read_text(encoding="utf-8")
     assert "default-src 'none'" in html.unescape(text)
     assert not re.findall(r'(?:src|href)="(?!#|data:)', text)
-    data = json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
+    data = data_of(text)
     assert "rope+alibi" in data["numbers"]
     assert len(data["numbers"]["xpos"]) == 5  # settings that a page without a server has
     assert data["server"] is False
@@ -41,7 +50,7 @@ def test_a_scheme_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.chdir(tmp_path)
     assert main(["explore", "--export", "own.html", "--schemes", "explored.py:Mine"]) == 0
-    data = json.loads(re.findall(r'id="data">(.*?)</script>', Path("own.html").read_text(), re.S)[0])
+    data = data_of(Path("own.html").read_text())
     (numbers,) = data["numbers"]["explored.py:Mine"]
     assert numbers["effect"]["data"][32:35] == [0, -2, -4]
 
@@ -100,7 +109,7 @@ def test_show_holds_what_posenc_computes() -> None:
         scheme.w.copy_(torch.tensor([0.0, 0.1, -0.1]))
     frame = posenc_lab.show(scheme)._repr_html_()
     page = html.unescape(re.findall(r'srcdoc="(.*?)" style', frame, re.S)[0])
-    (seen,) = json.loads(re.findall(r'id="data">(.*?)</script>', page, re.S)[0])["seen"]
+    (seen,) = data_of(page)["seen"]
     assert (seen["name"], seen["shape"]) == ("DistanceAware", [3, 65, 65])
     values = torch.tensor(seen["values"], dtype=torch.float64).reshape(seen["shape"])
     r = torch.arange(65)

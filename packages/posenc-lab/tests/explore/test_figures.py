@@ -17,8 +17,8 @@ from tests.explore.node import STATIC, Node
 
 # A tensor of the reader's, in what a figure gives to copy: "# x: (batch, tokens, dim), here (2, 33, 16)".
 TENSORS = re.compile(r"^# (?P<names>[\w, ]+): \([\w, ]+\), here \((?P<shape>[\d, ]+)\)$", re.MULTILINE)
-COMMANDS = {"seen", "length-curves", "laws"}
-COPIED = [name for name in FIGURES if (STATIC / "figures" / f"{name}.js").exists() and name not in COMMANDS]
+NOT_COPIED = {"seen", "length-curves", "laws", "models"}  # they show a command, or models that are not the reader's
+COPIED = [name for name in FIGURES if (STATIC / "figures" / f"{name}.js").exists() and name not in NOT_COPIED]
 
 # What posenc measured itself, records of the user's, and words: nothing that a line of Python could compute again.
 WITHOUT_NUMBERS = {"seen", "length-curves", "laws", "which", "decide"}

@@ -53,7 +53,6 @@ DRAWN = {"weighed", "tokens", "length", "seed", "draw", "scheme", "measure", "ro
 
 # Controls without a symbol, though the formula has others.
 WITHOUT = {
-    "allocation": {"each", "height", "width", "text", "token"},
     "bias-by-distance": {"distance", "log", "fire", "sandwich", "shaw", "t5"},
     "schedule": {"family", "layer"},
     "similarity": {"layout"},

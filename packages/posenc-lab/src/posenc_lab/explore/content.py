@@ -11,6 +11,7 @@ from posenc_lab.choose.presentation import claims_of, statements_of
 from posenc_lab.choose.questions import answers, questions
 from posenc_lab.explore import data
 from posenc_lab.explore.catalog import catalog, refused
+from posenc_lab.explore.models import header
 from posenc_lab.explore.numbers import JAVASCRIPT, of_entry, of_own, options_of, own
 from posenc_lab.explore.page import looks
 from posenc_lab.explore.records import measures, summary
@@ -47,6 +48,7 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = (), *, is_sav
         "measures": measures(),
         "looks": looks(drawn),
         "choosing": _choosing(),
+        "models": header(),
     }
 
 

@@ -1,6 +1,7 @@
 """Renders the page, with its JavaScript modules by URL or embedded in one file."""
 
 import base64
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -11,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 import posenc
-from posenc_lab.explore import lesson
+from posenc_lab.explore import lesson, models
 from posenc_lab.explore.mathml import mathml
 from posenc_lab.kit import style
 from posenc_lab.kit.page import page
@@ -31,16 +32,9 @@ def formulas() -> dict[str, str]:
 
 
 def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> str:
-    """The page as HTML. With a ``server``, modules are fetched from it; else the page contains them and may make no
-    request. ``start`` is the initial state, the fragment of the URL with its "#"."""
-    data = {
-        "theme": _themes(),
-        "formulas": formulas(),
-        "quiz": lesson.quiz(),
-        **content,
-        "server": server,
-        "start": start,
-    }
+    """The page as HTML. With a ``server``, modules and models are fetched from it; else the page contains them,
+    compressed, and may make no request. ``start`` is the initial state, the fragment of the URL with its "#"."""
+    data = {"theme": _themes(), "formulas": formulas(), **content, "server": server, "start": start}
     return page(
         "posenc_lab.explore",
         "explorer.html.j2",
@@ -50,13 +44,21 @@ def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> st
         steps=lesson.lesson(),
         html=lesson.html,
         html_of_line=lesson.html_of_line,
-        data=Markup(
-            json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-        ),  # safe in a script
+        packed={"data": packed(json.dumps(data, allow_nan=False, separators=(",", ":")).encode())}
+        | {
+            f"model-{name}": packed(models.weights_of(name))
+            for name in content.get("models", {}).get("models", ())
+            if not server
+        },
         imports=Markup(import_map(server)),
         policy="" if server else policy(server),
         version=posenc.__version__,
     )
+
+
+def packed(data: bytes) -> str:
+    """Data as a script of the page holds it: base64 of gzip, the same for the same data."""
+    return base64.b64encode(gzip.compress(data, mtime=0)).decode()
 
 
 def import_map(server: bool) -> str:

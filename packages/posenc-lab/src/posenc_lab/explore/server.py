@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
-from math import isfinite, prod
+from math import isfinite, log, prod
 from operator import add
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +32,7 @@ from posenc.rotation import scalings
 from posenc.scheme import Scheme
 from posenc.schemes.cameras import around
 from posenc.schemes.catalog import CATALOG, entries_of
+from posenc_lab.explore.models import FOLDER, decoder, header
 from posenc_lab.explore.numbers import SIDE, of_options, options_of
 from posenc_lab.explore.page import STATIC, explorer, policy
 from posenc_lab.explore.records import summary
@@ -167,6 +168,14 @@ class TableQuery(_Given):
     segment: Facts | None = None
 
 
+class Reading(_Given):
+    """A request for the losses of a trained model of the page on a text, with YaRN's ``factor`` where it is scaled."""
+
+    name: Annotated[str, Field(max_length=200)]
+    tokens: Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=2, max_length=1024)]
+    factor: Annotated[FiniteFloat, Field(ge=1)] | None = None
+
+
 def build(named: Named) -> Scheme:
     """Builds a scheme in float64. ValueError for an unknown name, and for an option that is unknown or too large."""
     known = {entry.name: entry for entry in CATALOG}
@@ -268,6 +277,16 @@ def table(given: TableQuery) -> dict[str, Any]:
         return {"table": _answer(scheme(positions, dtype=torch.float64).add(nothing)[0])}
 
 
+def reading(given: Reading) -> dict[str, Any]:
+    """The loss of each byte after the first, in bits."""
+    length = header()["configuration"]["train_length"]
+    model = decoder(given.name, given.factor and scalings.YaRN(given.factor, length))
+    tokens = torch.tensor([given.tokens])
+    with torch.no_grad():
+        nats = torch.nn.functional.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:], reduction="none")
+    return {"bits": _answer(nats / log(2))}
+
+
 def numbers(given: Named) -> dict[str, Any]:
     """The numbers by which the page draws a scheme that it has no JavaScript of."""
     build(given)  # which bounds the options
@@ -337,6 +356,10 @@ def application(content: Mapping[str, Any]) -> FastAPI:
     def _numbers(given: Named) -> Any:
         return answered(lambda: numbers(given))
 
+    @app.post("/api/reading")
+    def _reading(given: Reading) -> Any:
+        return answered(lambda: reading(given))
+
     @app.post("/api/records")
     def _records(given: Recorded) -> Any:
         return answered(lambda: records(given))
@@ -351,4 +374,5 @@ def application(content: Mapping[str, Any]) -> FastAPI:
         return JSONResponse({"error": said}, status_code=422)
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.mount("/models", StaticFiles(directory=FOLDER), name="models")
     return app

@@ -93,9 +93,10 @@ function check(change) {
     };
 }
 
-function text(change) {
+const text = (change, tag = "input") => {
     const name = element("span");
-    const input = element("input", { type: "text", spellcheck: "false", oninput: () => change(input.value) });
+    const more = tag === "input" ? { type: "text" } : { rows: 5 };
+    const input = element(tag, { ...more, spellcheck: "false", oninput: () => change(input.value) });
     return {
         label: element("label", { class: "control wide" }, name, input),
         update({ label, longest = 400 }) {
@@ -106,7 +107,10 @@ function text(change) {
             if (input.value !== value) input.value = value;
         },
     };
-}
+};
+
+/** Text of several lines. */
+const area = (change) => text(change, "textarea");
 
 /** Sets its name to `value(now)`, such as a new seed. */
 function button(change) {
@@ -122,4 +126,4 @@ function button(change) {
     };
 }
 
-const KINDS = { range, choice, chooser, check, text, button };
+const KINDS = { range, choice, chooser, check, text, area, button };

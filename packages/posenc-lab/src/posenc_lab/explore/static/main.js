@@ -3,11 +3,12 @@
 import { Card } from "posenc/card.js";
 import { element } from "posenc/elements.js";
 import * as lesson from "posenc/lesson.js";
+import { unpacked } from "posenc/packed.js";
 import * as address from "posenc/state.js";
 import { isDark, themeOf } from "posenc/theme.js";
 import { STEPS, VIEWS } from "posenc/views.js";
 
-const data = JSON.parse(document.getElementById("data").textContent);
+const data = await unpacked("data").json();
 const figures = Object.fromEntries(VIEWS.flatMap((view) => view.figures).map((figure) => [figure.name, figure]));
 const defaults = Object.fromEntries(Object.values(figures).map((figure) => [figure.name, figure.defaults]));
 const steps = lesson.stepsOf(document.getElementById("lesson"), STEPS);

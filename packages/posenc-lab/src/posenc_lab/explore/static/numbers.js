@@ -9,9 +9,9 @@ import { named } from "posenc/options.js";
 export const isByNumbers = ({ name }) => !Object.hasOwn(SCHEMES, name);
 
 /** Thrown while posenc computes; `wait` settles when there is an answer. */
-class Waiting extends Error {
+export class Waiting extends Error {
     constructor(wait) {
-        super("posenc computes this scheme");
+        super("what is shown is computed");
         this.wait = wait;
     }
 }

@@ -74,7 +74,7 @@ export function check(figure, { name, kind, min, max, choices, longest = 400 }, 
             throw new RangeError(`${figure}.${name} must be one of ${known.join(", ")}, got "${value}"`);
         }
     }
-    if (kind === "text" && value.length > longest) {
+    if (["text", "area"].includes(kind) && value.length > longest) {
         throw new RangeError(`${figure}.${name} must have at most ${longest} characters, got ${value.length}`);
     }
 }

@@ -1,12 +1,12 @@
 // Which figures there are, in which view, in which order.
 
-import { figure as allocation } from "posenc/figures/allocation.js";
 import { figure as biasByDistance } from "posenc/figures/bias-by-distance.js";
 import { figure as clocks } from "posenc/figures/clocks.js";
 import { figure as distanceAware } from "posenc/figures/distance-aware.js";
 import { figure as doors } from "posenc/figures/doors.js";
 import { figure as laws } from "posenc/figures/laws.js";
 import { figure as lengthCurves } from "posenc/figures/length-curves.js";
+import { figure as models } from "posenc/figures/models.js";
 import { figure as pairLayouts } from "posenc/figures/pair-layouts.js";
 import { figure as relative2d } from "posenc/figures/relative-2d.js";
 import { figure as ropeDecay } from "posenc/figures/rope-decay.js";
@@ -63,7 +63,7 @@ export const VIEWS = [
         name: "rotation",
         title: "Rotation",
         about: "Queries and keys turned by their positions, pair by pair, so that their product depends only on the distance.",
-        figures: [clocks, pairLayouts, ropeDecay, allocation, scalings],
+        figures: [clocks, pairLayouts, ropeDecay, scalings],
     },
     {
         name: "scores",
@@ -76,6 +76,12 @@ export const VIEWS = [
         title: "Sentence",
         about: "Attention between the words of a sentence, with a scheme and without one.",
         figures: [sentence],
+    },
+    {
+        name: "models",
+        title: "Models",
+        about: "Trained models at work in this page, on any text: one for each of four schemes, alike in all else.",
+        figures: [models],
     },
     {
         name: "length",

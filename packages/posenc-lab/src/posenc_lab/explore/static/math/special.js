@@ -1,7 +1,7 @@
 // Functions that JavaScript lacks.
 
 /** The error function: its series near 0, and 1 - erfc by Lentz's continued fraction further out. */
-function erf(x) {
+export function erf(x) {
     const size = Math.abs(x);
     if (size > 2) {
         return Math.sign(x) * (1 - erfc(size));

@@ -1,0 +1,74 @@
+"""``python -m study.page_models``: trains the decoders of the explorer's page, and writes them with int8 weights.
+
+They are those of the study on Shakespeare's works, at the rates that were tuned, trained four times as long so that
+they spell. What is trained stays in ``build/study/page``.
+"""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from posenc.command.files import write_whole
+from posenc_lab.compare.compare import build_model
+from posenc_lab.compare.config import CompareConfig
+from posenc_lab.compare.task import Loaded
+from posenc_lab.compare.tasks import from_toml, task_of
+from posenc_lab.compare.train import rate_of, train
+from posenc_lab.explore.models import FOLDER, quantised, weights
+from study.archives import unpack
+from study.run import HERE, tuned
+from study.texts import fetch
+
+SCHEMES = ("nope", "rope", "alibi", "t5")
+STEPS, SEED = 2400, 0
+MOST_BYTES, MOST_LOST = 450_000, 0.02  # of a file; in bits per byte, by rounding the weights
+SHOWN = ("task", "layers", "dim", "heads", "train_length", "steps", "test_lengths")
+BEGUN = Path("build/study/page")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    fetch()
+    unpack()
+    rates = [f"{scheme}={tuned('plays', scheme)}" for scheme in SCHEMES]
+    config = from_toml(HERE / "plays.toml", schemes=list(SCHEMES), seeds=[SEED], steps=STEPS, rates=rates)
+    loaded = task_of(config.task).load(config)
+    models = {scheme: made(scheme, config, loaded) for scheme in SCHEMES}
+    told = {name: getattr(config, name) for name in SHOWN}
+    about = {"configuration": told, "rates": rates, "seed": SEED, "text": loaded.about}
+    lines = ",\n".join(f"{json.dumps(scheme)}: {json.dumps(said)}" for scheme, said in models.items())
+    write_whole(FOLDER / "models.json", f'{json.dumps(about)[:-1]}, "models": {{\n{lines}\n}}}}\n'.encode())
+
+
+def made(scheme: str, config: CompareConfig, loaded: Loaded) -> dict[str, Any]:
+    """Trains a model unless that was done, writes its file, and gives what ``models.json`` says of it. ValueError
+    where the file is too large or the rounded weights lose too much."""
+    model = build_model(config, scheme, SEED)
+    BEGUN.mkdir(parents=True, exist_ok=True)
+    train(model, loaded.train, config, SEED, BEGUN / f"{scheme}.pt", rate=rate_of(config, scheme))
+    before = losses(model, config, loaded)
+    listed, packed = quantised(model)
+    model.load_state_dict({name: weight.float() for name, weight in weights(listed, packed).items()})
+    after = losses(model, config, loaded)
+    lost = max(abs(after[length] - before[length]) for length in before)
+    print(f"{scheme}: {len(packed):,} bytes, float {before}, int8 {after}", flush=True)
+    if len(packed) > MOST_BYTES or lost > MOST_LOST:
+        raise ValueError(f"{scheme} must take {MOST_BYTES:,} bytes and lose {MOST_LOST} bits at most, got {lost}")
+    write_whole(FOLDER / f"{scheme}.bin", packed)
+    return {"bits": {"float": before, "int8": after}, "parameters": listed}
+
+
+def losses(model: nn.Module, config: CompareConfig, loaded: Loaded) -> dict[int, float]:
+    """Bits per byte over sliding windows by length."""
+    measures = loaded.evaluator(model, torch.device("cpu"), lambda tokens: None)
+    return {
+        length: round(statistics.mean(measures.measure("sliding", length)["bits"]), 4) for length in config.test_lengths
+    }
+
+
+if __name__ == "__main__":
+    main()
