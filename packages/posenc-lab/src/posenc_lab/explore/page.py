@@ -34,7 +34,14 @@ def formulas() -> dict[str, str]:
 def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> str:
     """The page as HTML. With a ``server``, modules and models are fetched from it; else the page contains them,
     compressed, and may make no request. ``start`` is the initial state, the fragment of the URL with its "#"."""
-    data = {"theme": _themes(), "formulas": formulas(), **content, "server": server, "start": start}
+    data = {
+        "theme": _themes(),
+        "formulas": formulas(),
+        "quiz": lesson.quiz(),
+        **content,
+        "server": server,
+        "start": start,
+    }
     return page(
         "posenc_lab.explore",
         "explorer.html.j2",
