@@ -8,7 +8,7 @@ import { shuffled } from "posenc/sentence.js";
 
 const MOST = 640; // bytes of a text
 const RUN = 24; // bytes of a mean along the text
-const AHEAD = 24; // bytes that a model goes on for
+const AHEAD = 20; // bytes that a model goes on for
 const YARN = "yarn";
 const PASSAGE =
     "The first thing we do, let's kill all the lawyers.\n\nCADE.\nNay, that I mean to do. Is not this a lamentable " +
@@ -43,21 +43,22 @@ function chosen({ yarn }, tokens, app) {
     return all.flatMap((one) => (one.name === "rope" ? [one, { ...one, title: `RoPE with YaRN`, scaling }] : [one]));
 }
 
-const continuations = new WeakMap(); // by model: the text that it went on from, and with what
+const read = new WeakMap(); // by model: the text that it read last, and what it made of it
 
-/** The likeliest bytes after a text, each the likeliest after those before. */
-function goingOn(model, bytes) {
-    const known = continuations.get(model);
-    if (known?.text === String(bytes)) return known.words;
+/** The loss of each byte of a text, and the likeliest bytes after it, each the likeliest after those before. */
+function readingOf(model, bytes) {
+    const known = read.get(model);
+    if (known?.text === String(bytes)) return known;
+    const { bits } = model;
     const all = Array.from(bytes);
     while (all.length < bytes.length + AHEAD) {
         model.read(all);
         all.push(likeliest(model.next(all.length - 1), 1)[0].byte);
     }
     model.read(bytes);
-    const words = seen(all.slice(bytes.length));
-    continuations.set(model, { text: String(bytes), words });
-    return words;
+    const made = { text: String(bytes), bits, words: seen(all.slice(bytes.length)) };
+    read.set(model, made);
+    return made;
 }
 
 const likeliest = (shares, count) =>
@@ -81,15 +82,14 @@ function values(state, app) {
     return {
         ...{ text, bytes, length, place },
         models: models.map(({ before, ...one }) => {
-            const bits = one.model.bits;
+            const { bits, words } = readingOf(one.model, bytes);
             const [inside, outside] = [bits.slice(0, length - 1), bits.slice(length - 1)];
             return {
                 ...one,
-                bits,
+                ...{ bits, words },
                 inside: mean(inside),
                 outside: outside.length ? mean(outside) : NaN,
-                shuffling: before && mean(inside) - mean(before.bits.slice(0, length - 1)),
-                words: goingOn(one.model, bytes),
+                shuffling: before && mean(inside) - mean(readingOf(before, typed).bits.slice(0, length - 1)),
                 next: likeliest(one.model.next(place), 3),
             };
         }),
@@ -185,15 +185,17 @@ export const figure = {
             table.replaceChildren(tableOf(numbers));
             const at = (n) => seen(bytes.slice(n, n + 1));
             legend.textContent = `Where ${one.title} looks at byte ${place + 1}, “${at(place)}”: a row for each head, a column for each byte`;
-            const rows = Array.from({ length: layers * heads }, (_, n) => {
-                const weights = one.model.weightsOf(Math.floor(n / heads), n % heads, place);
-                return Float64Array.from({ length: bytes.length }, (_, j) => weights[j] ?? NaN);
-            });
-            map.draw(Float64Array.from(rows.flatMap((some) => [...some])), {
-                ...{ rows: rows.length, columns: bytes.length, aspect: 0.36, low: 0, from: 1, label: legend.textContent },
+            const rows = Array.from({ length: layers * heads }, (_, n) => [
+                ...one.model.weightsOf(Math.floor(n / heads), n % heads, place),
+            ]);
+            const columns = place + 1;
+            map.draw(Float64Array.from(rows.flat()), {
+                ...{ rows: rows.length, columns, aspect: 0.36, low: 0, from: 1, label: legend.textContent },
                 rowName: (n) => `layer ${1 + Math.floor(n / heads)}, head ${1 + (n % heads)}`,
                 columnName: (n) => `byte ${n + 1} “${at(n)}”`,
-                marks: Array.from({ length: layers - 1 }, (_, n) => ({ row: (n + 1) * heads, column: 0, columns: bytes.length, rows: 0 })),
+                marks: Array.from({ length: layers - 1 }, (_, n) => ({
+                    ...{ row: (n + 1) * heads, column: 0, columns, rows: 0, color: app.theme().background },
+                })),
             });
         };
     },
@@ -205,8 +207,8 @@ export const figure = {
             const change = ({ inside, outside }) => outside - inside;
             const sorted = models.filter(({ scaling }) => !scaling).sort((a, b) => change(a) - change(b));
             said.push(
-                `Past byte ${length}, the length of training, a byte costs more or less, in bits: ${each(change)}. ` +
-                    `${sorted.at(-1).title} changes for the worse most, ${sorted[0].title} holds best.`,
+                `Past byte ${length}, the length of training, the loss per byte changes, in bits: ${each(change)}. ` +
+                    `${sorted.at(-1).title} loses most, ${sorted[0].title} least; what all have in common is the text's own.`,
             );
         } else said.push(`The text ends within the ${length} bytes of training.`);
         const [scaled, plain] = [models.find(({ scaling }) => scaling), models.find(({ name }) => name === "rope")];
@@ -219,8 +221,8 @@ export const figure = {
         if (state.shuffle) {
             const least = models.reduce((a, b) => (a.shuffling < b.shuffling ? a : b));
             said.push(
-                `Shuffling the words within the first ${length} bytes changed a byte's cost there by: ` +
-                    `${each(({ shuffling }) => shuffling)}. ${least.title} minds least.`,
+                `With the words of the first ${length} bytes shuffled, the loss there changes: ` +
+                    `${each(({ shuffling }) => shuffling)}. ${least.title} notices least.`,
             );
         }
         return said.join(" ");
@@ -260,7 +262,7 @@ function tableOf({ models, length, bytes, place }) {
                     digits(outside),
                     ...(isShuffled ? [digits(shuffling)] : []),
                     digits(bits[place - 1]),
-                    element("span", {}, ...next.flatMap(({ byte, share }) => [code(seen([byte])), ` ${Math.round(100 * share)} %  `])),
+                    element("span", {}, ...next.flatMap(({ byte, share }) => [code(seen([byte])), `\u00a0${Math.round(100 * share)}\u00a0% `])),
                     code(words),
                 ]),
             ),
