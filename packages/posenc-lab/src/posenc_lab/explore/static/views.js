@@ -7,7 +7,6 @@ import { figure as doors } from "posenc/figures/doors.js";
 import { figure as laws } from "posenc/figures/laws.js";
 import { figure as lengthCurves } from "posenc/figures/length-curves.js";
 import { figure as models } from "posenc/figures/models.js";
-import { figure as pairLayouts } from "posenc/figures/pair-layouts.js";
 import { figure as relative2d } from "posenc/figures/relative-2d.js";
 import { figure as ropeDecay } from "posenc/figures/rope-decay.js";
 import { figure as scalings } from "posenc/figures/scalings.js";
@@ -63,7 +62,7 @@ export const VIEWS = [
         name: "rotation",
         title: "Rotation",
         about: "Queries and keys turned by their positions, pair by pair, so that their product depends only on the distance.",
-        figures: [clocks, pairLayouts, ropeDecay, scalings],
+        figures: [clocks, ropeDecay, scalings],
     },
     {
         name: "scores",

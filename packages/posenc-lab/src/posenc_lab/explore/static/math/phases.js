@@ -10,15 +10,6 @@ export function frequencies(dim, base) {
     return Float64Array.from({ length: dim / 2 }, (_, k) => base ** ((-2 * k) / dim));
 }
 
-/** The product of a query and a key, by how far the query is turned on: a function of the distance, whole or not. The
- * pairs of channels are (k, k + pairs). */
-export function turnedOn(query, key, theta) {
-    const n = theta.length;
-    const along = theta.map((_, k) => query[k] * key[k] + query[k + n] * key[k + n]);
-    const across = theta.map((_, k) => query[k] * key[k + n] - query[k + n] * key[k]);
-    return (r) => theta.reduce((sum, x, k) => sum + along[k] * Math.cos(r * x) + across[k] * Math.sin(r * x), 0);
-}
-
 /** p_a theta_k of every token and pair, a = axes[k] the axis that turns pair k. */
 export function phasesOf(positions, theta, axes) {
     const angles = new Matrix(positions.length, theta.length);
