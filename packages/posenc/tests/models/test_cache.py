@@ -466,3 +466,16 @@ def test_a_cache_keeps_its_dtype() -> None:
     model(zoo.tokens()[:, :5], cache=cache)
     with pytest.raises(ValueError, match=r"the cache holds torch.float64 on cpu, got torch.float32"):
         model.float()(zoo.tokens()[:, 5:6], cache=cache)
+
+
+def test_a_cache_of_inference_mode_goes_on_without_it() -> None:
+    """Its buffer has room, but may not be written outside."""
+    model, ids, cache = Decoder(30, 16, 2, 2, position=RoPE(8)).eval(), torch.arange(9)[None], KVCache()
+    with torch.inference_mode():
+        parts = [model(ids[:, here], cache=cache) for here in (slice(0, 5), slice(5, 6))]
+    with torch.no_grad():
+        parts += [model(ids[:, n : n + 1], cache=cache) for n in (6, 7)]
+        with torch.inference_mode():
+            parts.append(model(ids[:, 8:], cache=cache))
+        whole = model(ids)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-5)

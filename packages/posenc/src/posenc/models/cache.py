@@ -428,7 +428,9 @@ def append_tokens(cached: Tensor | None, new: Tensor, needed: int | None = None)
 
 def _room(view: Tensor) -> int:
     """The number of tokens, from the first one of this view on, for which its buffer has memory; 0 for a tensor whose
-    tokens do not lie one after the other."""
+    tokens do not lie one after the other, and for one of inference mode outside of it, which may not be written."""
+    if view.is_inference() and not torch.is_inference_mode_enabled():
+        return 0
     _, per_head, per_token, *_ = view.stride()
     one = view[:1, :1, :1]
     if not one.is_contiguous() or per_token != one.numel() or not one.numel():
