@@ -100,6 +100,16 @@ class Rotary(Scheme):
         self.scaling: Scaling | None = scaling
         self.first_channel, self.values = first_channel, values
         self.heads, self.num_heads, self.imaginary = heads, num_heads, imaginary
+        if type(self).frequencies is Rotary.frequencies:
+            self._try_scaling()
+
+    @torch.no_grad()
+    def _try_scaling(self) -> None:
+        """Raises the errors of a scaling that does not fit these pairs, such as one of another width, when the scheme
+        is made. A subclass with frequencies of its own calls it when it has what these need."""
+        if self.scaling is not None and compat.is_eager():
+            with torch.device("cpu"):
+                self.frequencies(lengths=torch.ones(1, dtype=torch.int64) if self.needs_lengths else None)
 
     @property
     def channels(self) -> range:

@@ -58,7 +58,7 @@ REFUSED = {
         Row(lambda: AxialRoPE(8, base=1.0), "base must be a finite number above 1, got 1.0"),
         Row(lambda: AxialRoPE(8, scaling=3), "scaling must be a scaling such as …, got 3"),
         Row(
-            lambda: AxialRoPE(8, scaling=DynamicNTK(2, 4))(Positions.grid(2, 2)),
+            lambda: AxialRoPE(8, scaling=DynamicNTK(2, 4)),
             "scaling must not depend on the number of tokens, for AxialRoPE, got DynamicNTK(…)",
         ),
         Row(lambda: AxialRoPE(6), "rotary_dim must be a multiple of 4 within 4..head_dim = 6, got 6"),

@@ -1,6 +1,6 @@
 """RoPE3D with other shares or frequencies."""
 
-from posenc import DynamicNTK, Positions, RoPE3D
+from posenc import DynamicNTK, Positions, RIFLEx, RoPE3D
 from tests.errors.wrong_calls import Row
 from tests.mutants import Mutant, lines, moved, oracles
 
@@ -25,7 +25,7 @@ MUTANTS = (
             SHARE,
             SHARE.replace("share", "24") + "[: share // 2]",
         ),
-        ("scales every axis", RoPE3D, "frequencies", "if axis in self.scaled_axes", "if True"),
+        ("scales every axis", RoPE3D, "frequencies", "if axis in scaled_axes", "if True"),
     ),
 )
 
@@ -37,8 +37,10 @@ REFUSED = {
         Row(lambda: RoPE3D(8, scaling=3), "scaling must be a scaling such as …, got 3"),
         Row(lambda: RoPE3D(8, scaled_axes=0), "scaled_axes must be axes, 0 for time, 1 for …, got 0"),
         Row(lambda: RoPE3D(8, scaled_axes=(0, 3)), "scaled_axes must be a whole number within 0..2, got 3"),
+        Row(lambda: RoPE3D(8, scaled_axes=(0,)), "scaled_axes must be None without a scaling, got (0,)"),
+        Row(lambda: RoPE3D(8, scaling=RIFLEx(9, pair=2)), "pair must be within 0..1, got 2"),
         Row(
-            lambda: RoPE3D(8, scaling=DynamicNTK(2, 4))(Positions.grid(2, 2, frames=2)),
+            lambda: RoPE3D(8, scaling=DynamicNTK(2, 4)),
             "scaling must not depend on the number of tokens, for RoPE3D, got DynamicNTK(factor=2.0, …)",
         ),
         Row(lambda: RoPE3D(7), "head_dim must be even, got 7"),

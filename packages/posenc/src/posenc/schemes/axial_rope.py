@@ -111,6 +111,7 @@ class AxialRoPE(Rotary):
         self.shift = None if shift is None else number("shift", shift, above=0)
         self.jitter = None if jitter is None else number("jitter", jitter, above=1)
         self.rescale = None if rescale is None else number("rescale", rescale, above=1)
+        self._try_scaling()
 
     def grid(self, height: int, width: int, *, prefix: int = 0, device: torch.device | str | None = None) -> Positions:
         """The positions of an image's patches in raster order, after a prefix of tokens at the origin.

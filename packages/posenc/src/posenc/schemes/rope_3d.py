@@ -67,7 +67,7 @@ class RoPE3D(Rotary):
         form: Literal["rotation", "vjepa2"] = "rotation",
         *,
         scaling: ScalingLike | None = None,
-        scaled_axes: Sequence[int] = (0,),
+        scaled_axes: Sequence[int] | None = None,
     ) -> None:
         check_choice("form", form, ("rotation", "vjepa2"))
         d = whole("head_dim", head_dim, least=2 if form == "rotation" else 6)
@@ -88,20 +88,24 @@ class RoPE3D(Rotary):
         allocation = (0,) * (d_t // 2) + (1,) * (d_h // 2) + (2,) * (d_w // 2)
         super().__init__(d, base, "interleaved", turning, axes=3, allocation=allocation, scaling=scaling)
         self.shares, self.form = (d_t, d_h, d_w), form
-        if not isinstance(scaled_axes, Sequence):
+        if scaled_axes is not None and not isinstance(scaled_axes, Sequence):
             raise ValueError(
                 f"scaled_axes must be axes, 0 for time, 1 for rows, 2 for columns, got {shown(scaled_axes)}"
             )
-        self.scaled_axes = tuple(whole("scaled_axes", axis, 0, 2) for axis in scaled_axes)
+        self.scaled_axes = None if scaled_axes is None else tuple(whole("scaled_axes", a, 0, 2) for a in scaled_axes)
+        if scaled_axes is not None and scaling is None:
+            raise ValueError(f"scaled_axes must be None without a scaling, got {shown(scaled_axes)}")
+        self._try_scaling()
 
     def frequencies(
         self, device: torch.device | None = None, lengths: Tensor | None = None
     ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
+        scaled_axes = (0,) if self.scaled_axes is None else self.scaled_axes
         theta, factors = [], []
         for axis, share in enumerate(self.shares):
             if share:
                 own = frequencies(share, self.base, device)
-                scaled, factor = self.scaled_on_axis(own) if axis in self.scaled_axes else (own[None], 1.0)
+                scaled, factor = self.scaled_on_axis(own) if axis in scaled_axes else (own[None], 1.0)
                 theta.append(scaled)
                 factors.append(torch.ones_like(scaled) * factor)
         return torch.cat(theta, -1), 1.0 if self.scaling is None else torch.cat(factors, -1)
