@@ -20,16 +20,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import posenc
 from posenc import Chunk, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal, logits
 from posenc.huggingface import ModelPositions, adapt, scheme_from_config
-from posenc.huggingface.config import TWO_STACKS
-from posenc.huggingface.families import READERS
-from posenc.huggingface.reading import POSITIONAL, Keys
 from posenc.huggingface.variants import Frequencies, OffsetLearned
 from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS
 from tests.huggingface.tiny_models import compared, config_of
 
 RECORD = Path(__file__).with_name("families.json")
 PAGE = Path(__file__).parents[4] / "docs" / "huggingface.md"
-HEAD = "| model_type | what its layers do | keys, beside `rope_parameters` and sizes | error |\n|---|---|---|---|\n"
+HEAD = "| model_type | what its layers do | error |\n|---|---|---|\n"
+NAMES = {row.split()[0] for row in (*FAMILIES, *ALIKE, *OTHERS)}
 IDS = torch.arange(40)[None] % 57 + 5
 Figures = tuple[int, float]
 """How many numbers were compared, and their largest difference, as a share of the largest number."""
@@ -236,32 +234,22 @@ def _of_part(part: Any) -> str:
     return name + ",".join(said)
 
 
-def keys_of(name: str) -> list[str]:
-    """The keys about positions that are read, beside rope_parameters and sizes."""
-    config = config_of(name)
-    keys = Keys(config, "decoder" if config.model_type in TWO_STACKS else None)
-    READERS[config.model_type](keys)
-    common = {"max_position_embeddings", "rope_parameters", "rope_theta", "rope_type", "partial_rotary_factor"}
-    names = {key for key in keys.was_read - common if POSITIONAL.search(key.lower())}
-    return sorted(key for key in names if hasattr(config, key) or hasattr(type(config), key))
-
-
 def described(name: str) -> dict[str, Any]:
     """A row of the table without its figures."""
     parts = ("encoder", "decoder") if name == "whisper" else (None,)  # which differ
     does = "; ".join(words(scheme_from_config(config_of(name), part)) for part in parts)
-    return {"does": does, "keys": keys_of(name)}
+    return {"does": does}
 
 
 def written(record: Mapping[str, Any]) -> str:
     """The table, a row for all families that differ in nothing that it shows."""
-    rows: dict[tuple[str, str], list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for name, row in sorted(record["families"].items()):
-        rows.setdefault((row["does"], ", ".join(f"`{key}`" for key in row["keys"])), []).append(name)
+        rows.setdefault(row["does"], []).append(name)
     lines = []
-    for (does, keys), names in sorted(rows.items(), key=lambda row: row[1]):
+    for does, names in sorted(rows.items(), key=lambda row: row[1]):
         worst = max(record["families"][name]["worst"] for name in names)
-        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {does} | {keys} | {worst:.0e} |")
+        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {does} | {worst:.0e} |")
     return HEAD + "\n".join(lines) + "\n"
 
 
@@ -272,8 +260,8 @@ def causal(name: str) -> str:
         config = CONFIG_MAPPING[name]()
     except Exception as error:  # of huggingface_hub, for a type without defaults
         return f"refused: its default configuration is an error of transformers, {type(error).__name__}"
-    inner = config if config.model_type in READERS else (getattr(config, "text_config", None) or config)
-    if inner.model_type in READERS:
+    inner = config if config.model_type in NAMES else (getattr(config, "text_config", None) or config)
+    if inner.model_type in NAMES:
         return "table"
     try:
         return f"asked: {words(scheme_from_config(config))}"
@@ -313,7 +301,7 @@ def page(text: str, rows: str, of_causal: str) -> str:
 
 def main() -> None:
     families = {}
-    for name in sorted(READERS):
+    for name in sorted(NAMES):
         count, worst = compare(name)
         families[name] = described(name) | {"compared": count, "worst": float(f"{worst:.1e}")}
         print(f"{name}: {count} numbers, off by {worst:.1e}", flush=True)

@@ -104,6 +104,15 @@ class Call:
     made: list[Tensor] = field(default_factory=list)
     """What linear layers gave in this pass."""
 
+    def same(self, other: Call) -> bool:
+        """Whether another layer gave the same to its attention function."""
+        pairs = ((self.query, other.query), (self.key, other.key), (self.value, other.value))
+        options = [
+            {name: option if isinstance(option, (bool, int, float)) else type(option) for name, option in said.items()}
+            for said in ({**self.options, "layer_idx": 0}, {**other.options, "layer_idx": 0})
+        ]
+        return all(torch.equal(a, b) for a, b in pairs) and options[0] == options[1]
+
 
 @dataclass
 class Answer:
@@ -235,12 +244,12 @@ class Asked:
     def reset(self, seed: int) -> None:
         """Other weights."""
         self.seed = seed
-        draw = torch.Generator().manual_seed(seed)
-        for module in self.model.modules():
+        for path, module in self.model.named_modules():
             for name, old in list(module._parameters.items()):
                 if old is None:
                     continue
                 dtype = old.dtype if old.dtype.is_floating_point else torch.float64
+                draw = self._drawing(f"{path}.{name}")
                 if old.numel() <= 2**16:
                     new = torch.randn(old.shape, generator=draw, dtype=torch.float64) * 0.02
                     if self.even and old.dim() == 1:
@@ -265,12 +274,16 @@ class Asked:
             if not float(differ) <= 1e-6 * (1e-3 + float(x.abs().max())):
                 self.differing.append(name)
         made = self._vector(name, weight.size(0))
-        self.made.append(made)
+        self.made.setdefault(re.sub(r"\.\d+\.", ".N.", name), made)
         return made.to(x.dtype).repeat(*x.shape[:-1], 1)
 
     def _vector(self, name: str, size: int) -> Tensor:
-        draw = torch.Generator().manual_seed(self.seed * 1_000_003 + zlib.crc32(name.encode()))
-        return torch.randn(size, generator=draw, dtype=torch.float64)
+        return torch.randn(size, generator=self._drawing(name), dtype=torch.float64)
+
+    def _drawing(self, name: str) -> torch.Generator:
+        """Layers of one kind draw the same numbers, so that they are fitted once."""
+        name = re.sub(r"\.\d+\.", ".N.", name)
+        return torch.Generator().manual_seed(self.seed * 1_000_003 + zlib.crc32(name.encode()))
 
     def looked_up(self, ids: Tensor, weight: Tensor) -> Tensor:
         """A random vector, or zeros for a table whose rows differ by position."""
@@ -308,7 +321,7 @@ class Asked:
         self.tokens, self.plain, self.normalized = ids_of.size(-1), plain, False
         self.differing.clear()
         self.tables = {}
-        self.made: list[Tensor] = []
+        self.made: dict[str, Tensor] = {}
         pad = getattr(self.config, "pad_token_id", None)
         ids = torch.full((1, self.tokens), 3 if pad != 3 else 4)
         options: dict[str, Any] = {"use_cache": False} if self.has_cache else {}
@@ -326,7 +339,7 @@ class Asked:
         if self.differing:
             raise ValueError(f"tokens already differ where {self.differing[0]} takes them, before queries and keys")
         for call in calls:
-            call.made = self.made
+            call.made = list(self.made.values())
             call.query, call.key, call.value = (x[:, :, before:] for x in (call.query, call.key, call.value))
             if not bool(torch.isfinite(call.query.sum() + call.key.sum())):
                 raise ValueError("queries and keys are no finite numbers")
@@ -374,12 +387,14 @@ def model_class(config: Any) -> Any:
 
 def _build(config: Any) -> nn.Module:
     """The model of a configuration, in float64, without weights."""
+    from transformers.initialization import no_init_weights
+
     kind = model_class(config)
     if kind is None:
         raise ValueError("transformers has no model of this type alone")
     config = copy.deepcopy(config)
     config._experts_implementation = "eager"
-    with _Cheap(), torch.random.fork_rng(devices=[]):
+    with _Cheap(), no_init_weights(), torch.random.fork_rng(devices=[]):
         model: nn.Module = kind._from_config(config, attn_implementation=NAME, dtype=torch.float64)
     return model.eval()
 
@@ -463,12 +478,23 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         mixed = asked(torch.stack((fresh, fresh // 2, fresh // 3))[:, None])
     masks = asked(torch.arange(24), by_ids=False)
     layers: dict[int, tuple[Scheme, Window, Layer, bool]] = {}
+    kinds: dict[int, tuple[Scheme, Window, Layer, bool]] = {}
     made: dict[str, Scheme] = {}
     seen_by: dict[int, nn.Module] = {}
     for n, call in enumerate(answer.calls):
         if seen_by.setdefault(call.layer, call.module) is not call.module:
             raise ValueError(f"layer {call.layer} has several attentions")
         where = f"in layer {call.layer} "
+        answers = (answer, plain, *again, *others, *axes)
+        alike = [
+            m
+            for m in kinds
+            if masks.calls[n].mask is masks.calls[m].mask and all(each.calls[n].same(each.calls[m]) for each in answers)
+        ]
+        if alike:
+            if layers.setdefault(call.layer, kinds[alike[0]]) != kinds[alike[0]]:
+                raise ValueError(where + "attention differs between the times it runs")
+            continue
         try:
             try:
                 scheme = _fit(call, plain.calls[n], first, scalings, config, is_normalized)
@@ -492,7 +518,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             _verify(scheme, mixed.calls[n], others[0].calls[n], mixed.places)
         scheme = _by_weights(scheme, plain.calls[n])
         scheme = made.setdefault(repr(scheme), scheme)
-        said = scheme, window, _layer(call, (plain.calls[n], others[0].calls[n])), causal
+        said = kinds[n] = scheme, window, _layer(call, (plain.calls[n], others[0].calls[n])), causal
         if layers.setdefault(call.layer, said) != said:
             raise ValueError(where + "attention differs between the times it runs")
     by_slot = [name for name, value in vars(config).items() if value and BY_SLOT.search(name)]
