@@ -284,9 +284,9 @@ def of_causal(record: Mapping[str, Any]) -> str:
     ]
     counts = {how: sum(a.startswith(how) for a in record["causal"].values()) for how in ("table", "asked", "refused")}
     said = (
-        f"Of {len(record['causal'])} causal types of transformers {record['transformers']}, {counts['table']} are read "
+        f"Of {len(record['causal'])} causal types of transformers {record['transformers']}, {counts['table']} are in "
+        f"the table above, {counts['asked']} more are read, and {counts['refused']} are refused."
     )
-    said += f"by the table above, {counts['asked']} by asking, and {counts['refused']} are refused."
     return f"{said}\n\n| causal type | how | what its layers do, or why not |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 

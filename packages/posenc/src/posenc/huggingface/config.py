@@ -43,14 +43,14 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     llama: decoder, 2 layers, 2048 positions
       layers 0, 1: RoPE, base 500000, all 128 channels, half layout, whole text
 
-    A causal family that is not in the table of docs/huggingface.md is read by asking: its model is built with all its
-    layers and no weights, what its code does to queries and keys at chosen positions is fitted, and the fit is compared
-    at others. Layouts are those in which queries and keys reach attention, unless it is seen that the model has only
-    moved channels, and a remark says that it was asked. Schemes are in evaluation mode.
+    A causal model is read by asking: it is built with all its layers and no weights, what its code does to queries and
+    keys at chosen positions is fitted, and the fit is compared at others. Layouts are those in which queries and keys
+    reach attention, unless it is seen that the model has only moved channels, and a remark says that it was asked.
+    Schemes are in evaluation mode.
 
-    Errors: ValueError, naming the key, for a key about positions that is unknown, contradicts another, or is ignored by
-    transformers' own model; ValueError for an unsupported family, for a configuration that transformers does not
-    accept, or a path without one; ModuleNotFoundError without transformers.
+    Errors: ValueError, naming the key, for a key about positions that changes nothing and that transformers does not
+    know (if it does, this is a remark); ValueError for an unsupported family, for a configuration that transformers
+    does not accept, or a path without one; ModuleNotFoundError without transformers.
     """
     if isinstance(ignore, str) or not isinstance(ignore, Sequence) or not all(isinstance(n, str) for n in ignore):
         raise ValueError(f"ignore must be a list of names of keys, got {shown(ignore)}")
@@ -100,7 +100,7 @@ def _read(keys: Keys) -> ModelPositions:
 
 
 def _asked(keys: Keys) -> ModelPositions:
-    """The positions of a causal family that is not in the table, which its own code is asked for."""
+    """The positions of a causal family, which its own code is asked for."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     from posenc.huggingface.asking import model_class, positions_by_asking
