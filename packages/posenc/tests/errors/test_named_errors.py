@@ -1087,6 +1087,7 @@ NO_ARGUMENTS = {
     "Scheme.another",
     "Scheme.reset_parameters",
     "catalog",
+    "onnx_operators",
     "models.KVCache",
 }
 # Called by `Scheme.forward`, `Scheme.rotation` and models, which have checked what they pass on.
