@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
     from posenc.schemes.fox import FoX as FoX
     from posenc.schemes.grape_a import GRAPEA as GRAPEA
+    from posenc.schemes.indexer import Indexer as Indexer
     from posenc.schemes.inkling import Inkling as Inkling
     from posenc.schemes.kerple import KERPLE as KERPLE
     from posenc.schemes.key_offset import KeyOffset as KeyOffset
@@ -120,6 +121,7 @@ _HOMES = {
     **dict.fromkeys(("PositionError", "Positions"), "positions.positions"),
     "catalog": "schemes.catalog",
     "onnx_operators": "rotation.onnx",
+    "Indexer": "schemes.indexer",
     **dict.fromkeys(
         (
             *("DynamicNTK", "Llama3", "LongRoPE", "NTKAware", "PositionInterpolation", "Proportional"),

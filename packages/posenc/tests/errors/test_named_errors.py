@@ -28,6 +28,7 @@ from posenc import (
     ExponentialDecay,
     FourierFeatures,
     FoX,
+    Indexer,
     Learned,
     NoPE,
     PositionError,
@@ -102,6 +103,7 @@ DECODER = made(Decoder, VOCAB, DIM, 2, HEADS, position=RoPE(HEAD_DIM))
 ENCODER = made(Encoder, VOCAB, DIM, 2, HEADS)
 CLASSIFIER = made(ImageClassifier, 5, 2, DIM, 1, HEADS, channels=3)
 SEGMENTED = made(TransformerXL, 6, 4, segments=True)
+INDEXER = Indexer(6, RoPE(4), 2)
 AWARE, GRIDDED, RELATIVE = made(DistanceAware, 6), made(Relative2D, (2, 3), 4), made(TransformerXL, 6, 4)
 FILLED = KVCache()
 FILLED.append(0, K, V)
@@ -191,6 +193,38 @@ SCHEMES: dict[str, list[Row]] = {
     "DistanceAware.factor": [
         Row(lambda: AWARE.factor([1.0]), "distance must be a floating tensor, got [1.0]"),
         Row(lambda: AWARE.factor(LINE.coords), "distance must be a floating tensor, got torch.int64 (1, 5)"),
+    ],
+    "Indexer": [
+        *sizes(Indexer, {"rotation": NoPE(), "top_k": 2}, "num_heads"),
+        *sizes(Indexer, {"num_heads": 2, "rotation": NoPE()}, "top_k"),
+        *sizes(Indexer, {"num_heads": 2, "rotation": NoPE(), "top_k": 2}, "block"),
+        Row(lambda: Indexer(2, NoPE(), 6, block=4), "top_k must be a multiple of block = 4, got 6"),
+        Row(lambda: Indexer(2, NoPE(), 6, scale=0), "scale must be a finite number above 0, got 0"),
+        Row(lambda: Indexer(2, ALiBi(2), 6), "rotation must be a scheme that only rotates, such as RoPE, got ALiBi(2…"),
+        Row(lambda: Indexer(2, "rope", 6), "rotation must be a Scheme, got 'rope'"),
+    ],
+    "Indexer.forward": [
+        Row(lambda: INDEXER(Q, K[:, :1], drawn(2, 5, 6)), "weights must be (2, 6, 5) like query, or None, got …"),
+        Row(lambda: INDEXER(Q, K), "key must be a floating tensor (batch, 1, tokens, head_dim), got …"),
+        Row(lambda: INDEXER(K, K[:, :1]), "query must be a floating tensor (batch, 6, tokens, head_dim), got …"),
+        Row(lambda: INDEXER(Q, K[:, :1].double()), "key must be (2, 1, 7, 4), torch.float32 on cpu like query, got …"),
+        Row(lambda: INDEXER(Q, K[:, :1], is_causal=1), "is_causal must be True or False, got 1"),
+        Row(lambda: INDEXER(Q, K[:, :1], norm=nn.Identity()), "norm must be a function of the mean keys of blocks, …"),
+        *each(partial(INDEXER, Q, K[:, :1]), {}, "query_positions", NO_POSITIONS, "a Positions or None"),
+        *each(partial(INDEXER, Q, K[:, :1]), {}, "key_positions", NO_POSITIONS, "a Positions or None"),
+    ],
+    "Indexer.scores": [
+        Row(
+            lambda: INDEXER.scores(Q, K[:, :1], query_positions=LINE),
+            "key_positions must be given for 5 queries and 7 keys, got None",
+        ),
+        Row(
+            lambda: INDEXER.scores(Q, Q[:, :1, :3]), "query_positions must be given for 5 queries and 3 keys, got None"
+        ),
+        Row(
+            lambda: INDEXER.scores(Q, Q[:, :1], query_positions=LINE.expand(3)),
+            "query_positions must be 1 or 2 x 5 like query, got …",
+        ),
     ],
     "Relative2D": [
         *each(Relative2D, {"head_dim": 4}, "grid", [(3, "3"), ((2,), "(2,)"), (None, "None")], "(height, width)"),

@@ -212,6 +212,9 @@ def words(said: ModelPositions) -> str:
     for layer in said.layers[:1]:
         found += ["a scale of its own"] * (layer.scale is not None) + ["a softcap"] * (layer.softcap is not None)
         found += ["a sink per head"] * layer.sinks + ["windows of patches"] * (layer.patches is not None)
+    indexers = [layer.indexer for layer in said.layers if layer.indexer is not None]
+    if indexers:
+        found.append(f"the best keys of an indexer: {_of_part(indexers[0].rotation)}")
     found += ["layers without attention"] * any("have no attention" in remark for remark in said.remarks)
     return ", ".join(each for each in found if each)
 

@@ -93,7 +93,6 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("gpt_neo", {}, "'gpt_neo', whose code was asked: it has attention classes of its own, and takes no other"),
     ("pegasus", {}, "sinusoids are added to its input, by model.decoder.embed_positions.weight"),
     ("ctrl", {}, "tokens already differ where transformer.h.0.multi_head_attention.Wq.weight takes them"),
-    ("deepseek_v32", {"num_hidden_layers": 2}, "layer 0 also gives its attention function indices"),
     ("nanochat", {"num_hidden_layers": 600}, "its num_hidden_layers must be within 1..512, got 600"),
     (
         "nanochat",

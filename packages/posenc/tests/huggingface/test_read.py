@@ -16,6 +16,8 @@ pytest.importorskip("transformers")
 
 from posenc.command.cli import main
 from posenc.command.picture import AXES, STILL
+from tests.huggingface.test_indexers import FAMILIES as DSA
+from tests.huggingface.test_indexers import config_of as of_indexer
 from tests.huggingface.tiny_models import config_of
 
 
@@ -79,7 +81,7 @@ def port(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], None]) ->
     """The exit code for the golden file of a tiny model after a change."""
     part = name.partition(" ")[2]
     named = {"whisper encoder": "whisper", "gemma4_text proportional": "gemma4_text"}.get(name, name)
-    config = config_of(named)
+    config = (of_indexer if name in DSA else config_of)(named)
     if "proportional" in part:
         full = {"rope_type": "proportional", "rope_theta": 3e3, "partial_rotary_factor": 0.5}
         config.rope_parameters["full_attention"] = full
@@ -103,7 +105,7 @@ def turned(kind: int, *scheme: Any, offset: int = 0, times: float = 1.0, **optio
         theta = base if isinstance(base, list) else [base ** (-2 * k / of) for k in range(width // 2)]
         by = options.get("angle", lambda place, each: place * each)
         axes = options.get("axes", [0] * len(theta))
-        for side in ("query", "key"):
+        for side in options.get("sides", ("query", "key")):
             x = torch.tensor(row[f"{side}_before"])
             for token, place in enumerate(row["positions"]):
                 for k, each in enumerate(theta):
@@ -232,6 +234,41 @@ def test_a_right_port_in_float32_is_equal(tmp_path: Path, capsys: pytest.Capture
     code, _ = port(tmp_path, "gpt_neox", turned(0, 3e4, "half", 6, 0))
     assert code == 0
     assert "layer 0 and 3 more: equal" in capsys.readouterr().out
+
+
+INDEXER: list[tuple[str, Callable[..., None], str]] = [
+    ("axk2", turned(1, 3e4, "half", 12, 0), "equal"),
+    ("axk2", turned(1, 3e4, "interleaved", 12, 0), "interleaved pairs for half"),
+    ("axk2", turned(1, 3e4, "half", 12, 8), "the last channels for the first"),
+    ("axk2", turned(1, 3e4, "interleaved", 12, 8), "interleaved pairs of the last channels"),
+    ("axk2", turned(1, 3e4, "half", 12, 0, offset=1), "positions off by +1"),
+    ("axk2", turned(1, 3e4, "half", 12, 0, offset=1, sides=("key",)), "positions of keys off by +1"),
+    ("axk2", turned(1, 3e4, "half", 12, 0, of=20), "the frequencies of 20 channels on 12"),
+    ("glm_moe_dsa", turned(-1, 3e4, "half", 12, 0), "half pairs for interleaved"),
+    ("hy_v4", turned(-1, 3e4, "half", 12, 0), "the first channels for the last"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "words"), INDEXER, ids=[f"{row[0]} {row[2]}" for row in INDEXER])
+def test_the_mistake_of_an_indexer_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, change: Callable[..., None], words: str
+) -> None:
+    code, file = port(tmp_path, name, change)
+    lines = capsys.readouterr().out.splitlines()
+    row = json.loads(file.read_text())["kinds"][-1]
+    assert (row["part"], row["heads"], row["top_k"]) == ("indexer", 13, 7)
+    assert code == (words != "equal")
+    assert lines[1].startswith("layer 0")
+    assert lines[1].endswith(": equal")
+    assert lines[-1].startswith("the indexer of layer 0")
+    assert f": {words}" in lines[-1]
+
+
+def test_an_indexer_is_printed_as_the_line_that_makes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of_indexer("axk2").save_pretrained(tmp_path)
+    assert main(["read", str(tmp_path)]) == 0
+    made = "posenc.Indexer(13, posenc.RoPE(20, base=30000.0, layout='half', rotary_dim=12, axes=1), top_k=7)"
+    assert f"indexer of layer 0\n  {made}\n" in capsys.readouterr().out
 
 
 def test_the_other_layers_rotation_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

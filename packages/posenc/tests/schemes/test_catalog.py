@@ -33,7 +33,13 @@ def test_catalog_files_oracles_and_public_names_are_of_the_same_schemes() -> Non
     assert len(names) == len(CATALOG)
     schemes = Path(posenc.__file__).parent / "schemes"
     files = {entry.name for entry in CATALOG if not any(entry.variant)}
-    assert {path.stem for path in schemes.glob("*.py")} == files | {"__init__", "catalog", "entry", "user_code"}
+    assert {path.stem for path in schemes.glob("*.py")} == files | {
+        "__init__",
+        "catalog",
+        "entry",
+        "indexer",
+        "user_code",
+    }
     assert {path.stem for path in (TESTS / "oracles").glob("*.py")} >= names
     classes = {value for value in map(posenc.__getattr__, posenc.__all__) if isinstance(value, type)}
     public = {scheme for scheme in classes if issubclass(scheme, posenc.Scheme) and scheme is not posenc.Scheme}

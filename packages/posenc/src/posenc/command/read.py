@@ -75,8 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--picture must end with .svg, which browsers show, got {arguments.picture.name!r}")
         from posenc.command.picture import picture
 
-        write_whole(arguments.picture, picture(said, groups(said)).encode())
-        print(f"{arguments.picture}: {len(groups(said))} kinds of layers")
+        shown = [each for each in groups(said) if not is_indexer(each[2][1])]
+        write_whole(arguments.picture, picture(said, shown).encode())
+        print(f"{arguments.picture}: {len(shown)} kinds of layers")
         return 0
     if arguments.against is not None:
         return _compare(said, arguments.against)
@@ -85,17 +86,27 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{arguments.golden}: {len(groups(said))} kinds of layers at positions {', '.join(map(str, PLACES))}")
         return 0
     print(said)
-    for layers, scheme, _ in groups(said):
-        print(f"\nscheme of layer {layers[0]}\n  {code(scheme)}")
+    for layers, scheme, (_, layer) in groups(said):
+        made = f"posenc.{layer!r}".replace(repr(scheme), code(scheme)) if is_indexer(layer) else code(scheme)
+        print(f"\n{'indexer' if is_indexer(layer) else 'scheme'} of layer {layers[0]}\n  {made}")
     return 0
 
 
 def groups(said: ModelPositions) -> list[tuple[list[int], Scheme, Any]]:
-    """The layers that do the same, with their scheme and what else they have."""
+    """The layers that do the same, with their scheme and what else they have, and then their indexers, with their
+    rotation and themselves."""
     found: dict[str, tuple[list[int], Scheme, Any]] = {}
+    indexers: dict[str, tuple[list[int], Scheme, Any]] = {}
     for n, ((scheme, window), layer) in enumerate(zip(said.schedule, said.layers, strict=True)):
         found.setdefault(f"{scheme!r} {window} {layer}", ([], scheme, (window, layer)))[0].append(n)
-    return list(found.values())
+        if (indexer := layer.indexer) is not None and layer.indexer_of is None:
+            indexers.setdefault(repr(indexer), ([], indexer.rotation, (None, indexer)))[0].append(n)
+    return [*found.values(), *indexers.values()]
+
+
+def is_indexer(layer: Any) -> bool:
+    """Whether a group is of indexers."""
+    return hasattr(layer, "top_k")
 
 
 def code(scheme: Scheme) -> str:
@@ -115,16 +126,19 @@ def golden(said: ModelPositions) -> dict[str, Any]:
     kinds = record["kinds"] = []
     for layers, scheme, (window, layer) in groups(said):
         row: dict[str, Any] = {"layers": layers, "scheme": code(scheme), **_learned(scheme)}
-        row["window"] = window if isinstance(window, int | None) else str(window)
-        row |= {"scale": layer.scale, "softcap": layer.softcap, "sinks": layer.sinks}
+        if is_indexer(layer):
+            row |= {"part": "indexer", "heads": layer.num_heads, "top_k": layer.top_k}
+        else:
+            row["window"] = window if isinstance(window, int | None) else str(window)
+            row |= {"scale": layer.scale, "softcap": layer.softcap, "sinks": layer.sinks}
         if not _learned(scheme):
             if others := [type(part).__name__ for part in scheme.parts if type(part).__name__ not in READ]:
                 raise ValueError(f"golden numbers are of {', '.join(READ)}, and layer {layers[0]} has {others[0]}")
             positions, before = _positions(scheme), _vectors(_head_dim(said, scheme))
             after = _after(scheme.parts, positions, *before)
-            scores = _scores(*after, _scale(layer, after), _bias(scheme, positions), layer.softcap)
+            scores = _scores(*after, _scale(layer, after), _bias(scheme, positions), getattr(layer, "softcap", None))
             row |= {"scale": _scale(layer, after), "positions": positions.coords[0].tolist()}
-            names = zip((*BEFORE, *AFTER), (*before, *after, scores), strict=False)
+            names = zip((*BEFORE, *AFTER), (*before, *after, *[scores] * (not is_indexer(layer))), strict=False)
             row |= {name: x[0, 0] for name, x in names}
         kinds.append(row)
     return record
@@ -276,6 +290,7 @@ def _compare(said: ModelPositions, path: Path) -> int:
         if at != "input":
             layers, scheme, (_, layer) = kinds[n]
             name = f"layer {layers[0]}" + (f" and {len(layers) - 1} more" if len(layers) > 1 else "")
+            name = f"the indexer of {name}" if is_indexer(layer) else name
         assert scheme is not None
         off = {x: float((rows[at][x] - right[x]).abs().max()) for x in AFTER if x in right and x in rows[at]}
         differ = [x for x in off if not _equal(rows[at], {x: right[x]}, right)]
@@ -361,13 +376,18 @@ def _mistakes(said: ModelPositions, scheme: Scheme, query: Tensor, key: Tensor) 
     right = _after(parts, places, query, key)
     rope = next((part for part in parts if isinstance(part, RoPE)), None)
     for offset in (1, -1) if rope is not None and rope.axes == len(parts) == 1 else (1,):  # others refuse -1
-        yield f"positions off by {offset:+d}", _after(parts, _positions(scheme, offset), query, key)
+        moved = _after(parts, _positions(scheme, offset), query, key)
+        yield f"positions off by {offset:+d}", moved
+        yield f"positions of keys off by {offset:+d}", (right[0], moved[1])
     yield "nothing turns or grows", (query, key)
     yield "keys do not turn", (right[0], key)
     yield "queries do not turn", (query, right[1])
-    for layers, other, _ in groups(said):
+    for layers, other, (_, layer) in groups(said):
         if other is not scheme and _head_dim(said, other) == query.size(-1):
-            yield f"what layer {layers[0]} does", _after(other.parts, _positions(other), query, key)
+            yield (
+                f"what {'the indexer of ' * is_indexer(layer)}layer {layers[0]} does",
+                _after(other.parts, _positions(other), query, key),
+            )
     for part in parts if len(parts) > 1 else ():
         yield f"without {type(part).__name__}", _after([x for x in parts if x is not part], places, query, key)
     if rope is None:
@@ -458,3 +478,7 @@ def _rotations(said: ModelPositions, rope: RoPE, places: Positions) -> Iterator[
         yield "the first channels for the last", like(rope, first_channel=0)
     elif rope.rotary_dim < room:
         yield "the last channels for the first", like(rope, first_channel=room - rope.rotary_dim)
+    if rope.rotary_dim < rope.head_dim and rope.allocation is None:  # an indexer beside an attention of another layout
+        first, where = (0, "first") if rope.first_channel else (rope.head_dim - rope.rotary_dim, "last")
+        other = "half" if rope.layout == "interleaved" else "interleaved"
+        yield f"{other} pairs of the {where} channels", like(rope, layout=other, first_channel=first)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from posenc.huggingface import indexers
 from posenc.huggingface.reading import Keys, Layer, ModelPositions, reason, scaled, summarize_model
 from posenc.huggingface.variants import Frequencies, OffsetLearned
 from posenc.positions.positions import Positions
@@ -35,6 +36,7 @@ from posenc.rotation.scaling_parameters import ScalingParameters
 from posenc.rotation.scalings import LongRoPE, NTKAware
 from posenc.schedule import ranges
 from posenc.scheme import Scheme
+from posenc.schemes.indexer import Indexer
 from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
 from posenc.schemes.query_scale import QueryScale
@@ -62,6 +64,7 @@ SILENT = frozenset(
         "cu_seq_lens_q",
         "deterministic",
         "dropout",
+        "indices",
         "is_causal",
         "layer_idx",
         "logits_to_keep",
@@ -234,6 +237,7 @@ class Asked:
         if not any(_asks(module) for module in self.model.modules()):
             raise ValueError("none of its layers calls transformers' table of attention functions")
         _prune(self.model)
+        indexers.record(self.model)
         for module in self.model.modules():
             if _is_rotary(module):
                 module.register_forward_hook(self._turned)
@@ -481,6 +485,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
     kinds: dict[int, tuple[Scheme, Window, Layer, bool]] = {}
     made: dict[str, Scheme] = {}
     seen_by: dict[int, nn.Module] = {}
+    chosen_by: dict[int, Indexer] = {}
     for n, call in enumerate(answer.calls):
         if seen_by.setdefault(call.layer, call.module) is not call.module:
             raise ValueError(f"layer {call.layer} has several attentions")
@@ -489,7 +494,9 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         alike = [
             m
             for m in kinds
-            if masks.calls[n].mask is masks.calls[m].mask and all(each.calls[n].same(each.calls[m]) for each in answers)
+            if "indices" not in call.options  # each layer has an indexer of its own, or takes another's choice
+            and masks.calls[n].mask is masks.calls[m].mask
+            and all(each.calls[n].same(each.calls[m]) for each in answers)
         ]
         if alike:
             if layers.setdefault(call.layer, kinds[alike[0]]) != kinds[alike[0]]:
@@ -507,6 +514,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
                 _verify(scheme, one.calls[n], other.calls[n], _slots(one.places) if by else one.places)
             if by and isinstance(scheme, QueryScale):
                 scheme = QueryScale(scheme.form, length=tuned, strength=scheme.strength)
+            chosen = _indexed(scheme, [(each.calls[n], each.places) for each in (masks, answer, *again)], chosen_by)
             window, causal = _window(masks.calls[n].mask, config)
             slides = call.options.get("sliding_window")
             if slides is not None and slides != window:
@@ -518,7 +526,8 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             _verify(scheme, mixed.calls[n], others[0].calls[n], mixed.places)
         scheme = _by_weights(scheme, plain.calls[n])
         scheme = made.setdefault(repr(scheme), scheme)
-        said = kinds[n] = scheme, window, _layer(call, (plain.calls[n], others[0].calls[n])), causal
+        layer = replace(_layer(call, (plain.calls[n], others[0].calls[n])), **chosen)
+        said = kinds[n] = scheme, window, layer, causal
         if layers.setdefault(call.layer, said) != said:
             raise ValueError(where + "attention differs between the times it runs")
     by_slot = [name for name, value in vars(config).items() if value and BY_SLOT.search(name)]
@@ -584,6 +593,19 @@ def _layer(call: Call, plain: tuple[Call, Call]) -> Layer:
     scale = None if scaling is None else scaled(float(scaling) * by_code, head_dim)
     cap = options.get("softcap")
     return Layer(scale=scale, softcap=None if cap is None else float(cap), sinks=options.get("s_aux") is not None)
+
+
+def _indexed(scheme: Scheme, seen: list[tuple[Call, Tensor]], found: dict[int, Indexer]) -> dict[str, Any]:
+    """The indexer of a layer, or that of the layer whose choice it takes; ``found`` are those of layers before."""
+    call, _ = seen[0]
+    if "indices" not in call.options:
+        return {}
+    whose = indexers.layer_of(call)
+    if whose not in found:
+        found[whose] = indexers.indexer_of(scheme, *seen[0])
+        for each in seen[1:]:
+            indexers.verify(found[whose], *each)
+    return {"indexer": found[whose], "indexer_of": None if whose == call.layer else whose}
 
 
 def _multiple(seen: list[tuple[Tensor, list[Tensor]]]) -> float:
@@ -729,7 +751,8 @@ def _by_weights(scheme: Scheme, plain: Call) -> Scheme:
             continue
         moved = torch.arange(part.rotary_dim).view(-1, 2).mT.flatten()
         channels = slice(part.first_channel, part.first_channel + part.rotary_dim)
-        if all(_order(x[0, 0, 0, channels], plain.made) == moved.tolist() for x in (plain.query, plain.key)):
+        seen = [_order(x[0, 0, 0, channels], plain.made) for x in (plain.query, plain.key)]
+        if moved.tolist() in seen and all(each in (None, moved.tolist()) for each in seen):  # a norm hides the order
             parts[n] = like(part, layout="interleaved")
     return functools.reduce(lambda a, b: a + b, parts)
 
@@ -737,6 +760,8 @@ def _by_weights(scheme: Scheme, plain: Call) -> Scheme:
 def _order(x: Tensor, made: list[Tensor]) -> list[int] | None:
     """Where the numbers of x are in what a linear layer gave, from the first of them."""
     for each in made:
+        if float((each - x[0]).abs().min()) >= 1e-6:
+            continue
         off = (each[None] - x[:, None]).abs() if len(each) * len(x) < 2**24 else (each[:1] - x[:, None]).abs()
         if float(off.amin(1).max()) < 1e-6:
             where = off.argmin(1)

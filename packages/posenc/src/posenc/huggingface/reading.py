@@ -16,6 +16,7 @@ from posenc.positions.tiles import Window, window_words
 from posenc.rotation.scaling_parameters import ScalingParameters
 from posenc.schedule import Schedule, ranges
 from posenc.scheme import Scheme
+from posenc.schemes.indexer import Indexer
 from posenc.schemes.nope import NoPE
 from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
@@ -199,6 +200,8 @@ class Layer:
     images: bool = False
     patches: int | None = None
     shift: int = 0
+    indexer: Indexer | None = None
+    indexer_of: int | None = None
 
     def __str__(self) -> str:
         said = [
@@ -208,8 +211,18 @@ class Layer:
             f"softcap {self.softcap:g}" if self.softcap is not None else "",
             "a sink per head" if self.sinks else "",
             "tokens of an image attend to one another" if self.images else "",
+            self._choice(),
         ]
         return ", ".join(filter(None, said))
+
+    def _choice(self) -> str:
+        if self.indexer is None:
+            return ""
+        if self.indexer_of is not None:
+            return "the keys that the last indexer before it has chosen"
+        blocks = f" in blocks of {self.indexer.block}" * (self.indexer.block > 1)
+        best = f"the {self.indexer.top_k} best keys{blocks} of an indexer"
+        return f"{best} (heads: {self.indexer.num_heads}; {words(self.indexer.rotation)})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
