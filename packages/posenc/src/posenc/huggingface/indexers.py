@@ -42,9 +42,9 @@ class Record(TorchFunctionMode):
 def record(model: nn.Module) -> None:
     """Every indexer of the model attaches a `Record` to the indices that it returns, of few keys."""
     for module in model.modules():
-        counts = [getattr(module, name, None) for name in ("index_topk", "layer_idx")]
+        counts: list[Any] = [getattr(module, name, None) for name in ("index_topk", "layer_idx")]
         if type(module).__name__.endswith("Indexer") and all(isinstance(count, int) for count in counts):
-            module.forward = functools.partial(_recorded, module, module.forward, module.index_topk)
+            module.forward = functools.partial(_recorded, module, module.forward, counts[0])
             module.index_topk = FEW  # type: ignore[assignment]
 
 
