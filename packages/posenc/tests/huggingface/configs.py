@@ -187,3 +187,21 @@ ADAPTED |= {"falcon alibi": {"hidden_size": 60, "num_attention_heads": 5}}
 
 ENCODERS: dict[str, dict[str, Any]] = {"bert": {}, "roberta": {}}
 ENCODERS["modernbert"] = {"global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2}
+
+
+TINY = (
+    SIZES
+    | SHARED
+    | (LATENT | {"q_lora_rank": 8})
+    | STACKS
+    | {"sliding_window": 5, "head_dim": 20, "num_key_value_heads": 3, "num_experts": 4}
+)
+TINY |= {"n_layer": 4, "n_head": 3, "n_embd": 36, "n_inner": 24, "ffn_dim": 24, "embedding_size": 36, "rotary_dim": 8}
+TINY |= {
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "num_local_experts": 4,
+    "n_routed_experts": 4,
+    "projection_dim": 36,
+}
+"""Sizes of a model that is asked, of which each takes those that it knows."""

@@ -7,7 +7,7 @@ writes the figures into families.json, beside this file, and the table of famili
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import posenc
 from posenc import Chunk, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal, logits
 from posenc.huggingface import ModelPositions, adapt, scheme_from_config
+from posenc.huggingface.asking import Asked
+from posenc.huggingface.config import TWO_STACKS
+from posenc.huggingface.families import READERS
+from posenc.huggingface.reading import POSITIONAL, Keys, default_keys
 from posenc.huggingface.variants import Frequencies, OffsetLearned
-from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS
-from tests.huggingface.tiny_models import compared, config_of
+from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, TINY
+from tests.huggingface.tiny_models import compared, config_of, model_of
 
 RECORD = Path(__file__).with_name("families.json")
 PAGE = Path(__file__).parents[4] / "docs" / "huggingface.md"
@@ -196,7 +200,7 @@ def words(said: ModelPositions) -> str:
     if isinstance(said.input, OffsetLearned):
         found.append("a learned table, of which the first rows are no positions")
     elif isinstance(said.input, Sinusoidal):
-        found.append("sinusoids of tensor2tensor")
+        found.append("sinusoids" + " of tensor2tensor" * (said.input.layout == "tensor2tensor"))
     elif said.input is not None:
         found.append("a learned table")
     schemes = [scheme for scheme, _ in said.schedule]
@@ -256,9 +260,45 @@ def written(record: Mapping[str, Any]) -> str:
     return HEAD + "\n".join(lines) + "\n"
 
 
-def causal(name: str) -> str:
-    """How a causal type is read with its default configuration: by the "table", as words of what was "asked: ...", or
-    "refused: ..."."""
+def tiny(name: str, **given: Any) -> Any:
+    """A configuration of a type of transformers, of tiny sizes where it has their keys."""
+    known = default_keys(CONFIG_MAPPING[name]())
+    takes = [key for key in TINY if known.get(key) is not None or (key == "head_dim" and key in known)]
+    return CONFIG_MAPPING[name](**{key: TINY[key] for key in takes} | given)
+
+
+def asked(name: str, part: str | None = None, **given: Any) -> Figures:
+    """A family that is asked, against a tiny model with random weights: what is added to its input, and the scores,
+    masks and scales of its layers. ValueError for a family that no size makes tiny."""
+    config = tiny(name, **given)
+    part = part or ("decoder" if getattr(config, "is_encoder_decoder", False) else None)
+    said = scheme_from_config(config, part)
+    shape = Asked(config, part).model  # without weights
+    if sum(each.numel() for each in shape.parameters()) > 2e7:
+        raise ValueError(f"{name} must have at most 20 million parameters")
+    kind = type(shape)
+    model = model_of(config, kind)
+    found, count, worst = compared(config, said, kind)
+    assert not found, (name, found)
+    if said.input is None:
+        return count, worst
+    added: list[tuple[nn.Module, Tensor]] = []
+    for path, module in model.named_modules():
+        if re.search("pos|wpe", path) and re.search("Embedding", type(module).__name__):
+            module.register_forward_hook(lambda module, args, out: added.append((module, out)))
+    with torch.no_grad():
+        model(input_ids=IDS)
+    module, theirs = next(each for each in added if each[1].size(-1) == said.input.dim)
+    if isinstance(said.input, Learned):
+        said.input.weight.data = module.weight.data  # type: ignore[operator, union-attr]
+    ours = said.input.table(Positions.arange(IDS.size(1)), dtype=torch.float64)
+    more, off = figures(ours, theirs.reshape(1, -1, theirs.size(-1)).expand_as(ours))
+    return count + more, max(worst, off)
+
+
+def answer(name: str) -> str:
+    """How a type is read with its default configuration: by the "table", as words of what was "asked: ..." (of the
+    encoder too, where it is another stack), or "refused: ..."."""
     try:
         config = CONFIG_MAPPING[name]()
     except Exception as error:  # of huggingface_hub, for a type without defaults
@@ -266,36 +306,68 @@ def causal(name: str) -> str:
     inner = config if config.model_type in NAMES else (getattr(config, "text_config", None) or config)
     if inner.model_type in NAMES:
         return "table"
+    parts = ("decoder", "encoder") if getattr(inner, "is_encoder_decoder", False) else (None,)
+    said: list[str] = []
+    for part in parts:
+        try:
+            said.append(words(scheme_from_config(config, part)) or "no positions")
+        except ValueError as error:
+            if not said:
+                return f"refused: {REASON.sub('', str(error))}"
+    return f"asked: {'; '.join(dict.fromkeys(said))}"
+
+
+def asked_figures(name: str) -> Figures | None:
+    """Those of a family that is asked, or None if transformers has no tiny model of it alone."""
     try:
-        return f"asked: {words(scheme_from_config(config))}"
-    except ValueError as error:
-        return f"refused: {REASON.sub('', str(error))}"
+        return asked(name)
+    except AssertionError:
+        raise
+    except Exception:  # of transformers, whose sizes depend on one another
+        return None
 
 
-REASON = re.compile(r"^.*?, whose code was asked: |^.*?, got '[^']*'(, )?| \(did you mean '[^']*'\?\)$", re.S)
+REASON = re.compile(
+    r"^.*?, whose code was asked: |^.*?, got '[^']*'(, )?| \(the configurations of its parts.*"
+    r"| \(did you mean '[^']*'\?\)$",
+    re.S,
+)
 
 
-def of_causal(record: Mapping[str, Any]) -> str:
-    """The table of causal types that are not in the first, a row for all with the same answer."""
+def of_types(record: Mapping[str, Any]) -> str:
+    """The table of types that are not in the first, a row for all with the same answer."""
     answers: dict[str, list[str]] = {}
-    for name, answer in sorted(record["causal"].items()):
-        answers.setdefault(re.sub(r"layer \d+", "a layer", answer), []).append(name)
+
+    def worst_of(names: list[str]) -> str:
+        found = [record["errors"][name] for name in names if name in record["errors"]]
+        return f"{max(found):.0e}{f' ({len(found)} of {len(names)})' * (len(found) < len(names))}" if found else ""
+
+    for name, said in sorted(record["types"].items()):
+        if said != "table":
+            answers.setdefault(re.sub(r"layer \d+", "a layer", said), []).append(name)
     rows = [
-        f"| {', '.join(f'`{name}`' for name in names)} | {answer.partition(': ')[0]} | {answer.partition(': ')[2]} |"
-        for answer, names in sorted(answers.items())
-        if answer != "table"
+        f"| {', '.join(f'`{name}`' for name in names)} | {said.partition(': ')[0]} | {said.partition(': ')[2]} | "
+        f"{worst_of(names)} |"
+        for said, names in sorted(answers.items())
     ]
-    counts = {how: sum(a.startswith(how) for a in record["causal"].values()) for how in ("table", "asked", "refused")}
-    said = (
-        f"Of {len(record['causal'])} causal types of transformers {record['transformers']}, {counts['table']} are in "
-        f"the table above, {counts['asked']} more are read, and {counts['refused']} are refused."
+
+    def counted(names: Iterable[str]) -> str:
+        said = [record["types"][name].partition(":")[0] for name in names]
+        return "{} by the table above, {} by asking, and {} are refused".format(
+            *(said.count(how) for how in ("table", "asked", "refused"))
+        )
+
+    causal = [name for name in record["types"] if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
+    return (
+        f"Of {len(record['types'])} types of transformers {record['transformers']}, {counted(record['types'])}. Of the "
+        f"{len(causal)} causal ones it is {counted(causal)}. A model of several parts is read by its text.\n\n"
+        "| type | how | what its layers do, or why not | error |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )
-    return f"{said}\n\n| causal type | how | what its layers do, or why not |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
-def page(text: str, rows: str, of_causal: str) -> str:
+def page(text: str, rows: str, types: str) -> str:
     """The page with its tables replaced."""
-    for begin, new in (("| model_type |", rows), ("Of ", of_causal)):
+    for begin, new in (("| model_type |", rows), ("Of ", types)):
         found = re.search(rf"^{re.escape(begin)}.*?(?=\n\n(?![|]))", text, re.M | re.S)
         assert found is not None, begin
         text = text[: found.start()] + new.rstrip("\n") + text[found.end() :]
@@ -308,14 +380,17 @@ def main() -> None:
         count, worst = compare(name)
         families[name] = described(name) | {"compared": count, "worst": float(f"{worst:.1e}")}
         print(f"{name}: {count} numbers, off by {worst:.1e}", flush=True)
-    of_types = {}
-    for name in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        of_types[name] = causal(name)
-        print(f"{name}: {of_types[name]}", flush=True)
+    types, errors = {}, {}
+    for name in sorted(CONFIG_MAPPING):
+        types[name] = answer(name)
+        found = asked_figures(name) if types[name].startswith("asked") else None
+        if found is not None:
+            errors[name] = float(f"{found[1]:.1e}")
+        print(f"{name}: {types[name]}, off by {errors.get(name)}", flush=True)
     record = {"transformers": transformers.__version__, "posenc": posenc.__version__, "families": families}
-    record["causal"] = of_types
+    record |= {"types": types, "errors": errors}
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), written(record), of_causal(record)), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), written(record), of_types(record)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,9 @@ pytest.importorskip("transformers")
 
 from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface
 
-from posenc import RoPE
+from posenc import Positions, RoPE, Sinusoidal
 from posenc.huggingface import scheme_from_config
-from posenc.huggingface.asking import NAME, Asked, _verify, positions_by_asking
+from posenc.huggingface.asking import NAME, Asked, _sinusoids, _verify, positions_by_asking
 from posenc.huggingface.reading import Keys
 from posenc.huggingface.variants import Frequencies
 from tests.huggingface.configs import HEADS, LATENT, LLAMA3, LONG, MSCALE, PLAIN, SHARED, SIZES, YARN, rope
@@ -42,6 +42,65 @@ NEW: dict[str, tuple[dict[str, Any], str]] = {
     "sarvam_mla": (LATENTS | SHARED, "channels 5..16 of 17, interleaved layout"),
 }
 """Families that are not in the table: keys, and words of what is said."""
+
+
+STACK = {"d_model": 36, "vocab_size": 64, "encoder_layers": 2, "decoder_layers": 3, "max_position_embeddings": 90}
+STACK |= {
+    "pad_token_id": 1,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+}
+PATCHES = {"depth": 4, "embed_dim": 36, "hidden_size": 36, "num_heads": 3, "intermediate_size": 24}
+WINDOWS = PATCHES | {"window_size": 56, "fullatt_block_indexes": [1]}
+PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
+    (
+        "marian",
+        "encoder",
+        STACK,
+        ["encoder, 2 layers, 90", "input: Sinusoidal(36, base=10000.0, layout='concatenated'"],
+    ),
+    ("marian", None, STACK, ["decoder, 3 layers, 90 positions", "attention of the decoder to the encoder has no pos"]),
+    ("pegasus_x", "decoder", STACK, ["input: Sinusoidal(36, base=10000.0, layout='tensor2tensor'", "whole text"]),
+    ("bart", "encoder", STACK, ["encoder, 2 layers, 90 positions", "OffsetLearned(92, 36, offset=2)"]),
+    ("albert", None, SIZES | {"embedding_size": 20}, ["encoder, 4 layers", "input: Learned(4096, 20)", "NoPE"]),
+    ("xmod", None, SIZES | {"pad_token_id": 1}, ["encoder, 4 layers", "input: OffsetLearned(4096, 36, offset=2)"]),
+    ("embedding_gemma2_text", None, SIZES | TWO | HEADS, ["encoder, 4 layers", "window of 5 keys back and 5 ahead"]),
+    (
+        "qwen2_vl_vision",
+        None,
+        PATCHES,
+        ["encoder, 4 layers", "all 12 channels, half layout, 2 axes, whole", "row and col"],
+    ),
+    (
+        "qwen3_vl_vision",
+        None,
+        PATCHES,
+        ["2 axes, whole text", "fitted to the grid, which is not read: pos_embed.weight"],
+    ),
+    (
+        "qwen2_5_vl_vision",
+        None,
+        WINDOWS,
+        ["layers 0, 2, 3: RoPE, base 10000, all 12 channels", "windows of 4 x 4 patches"],
+    ),
+    (
+        "hrm_text",
+        None,
+        SIZES | PLAIN | {"num_hidden_layers": 2, "H_cycles": 2, "L_cycles": 2},
+        ["decoder, 12 layers"],
+    ),
+]
+"""Encoders, and the parts of encoder-decoders: keys, and words of what is said."""
+
+
+@pytest.mark.parametrize(("name", "part", "given", "expected"), PARTS)
+def test_encoders_and_decoders_are_asked(
+    name: str, part: str | None, given: dict[str, Any], expected: list[str]
+) -> None:
+    said = repr(scheme_from_config(CONFIG_MAPPING[name](**given), part))
+    assert all(words in said for words in expected), said
 
 
 SLOW = {"phi4_multimodal"}  # half a minute: a model of text, images and sound
@@ -89,9 +148,8 @@ def test_scalings_are_named(name: str, given: dict[str, Any], words: str) -> Non
 
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
-    ("mamba", {}, "'mamba', whose code was asked: none of its layers calls transformers' table of attention functions"),
+    ("mamba", {}, "'mamba', whose code was asked: its attention is code of its own, which calls no function of transf"),
     ("gpt_neo", {}, "'gpt_neo', whose code was asked: it has attention classes of its own, and takes no other"),
-    ("pegasus", {}, "sinusoids are added to its input, by model.decoder.embed_positions.weight"),
     ("ctrl", {}, "tokens already differ where transformer.h.0.multi_head_attention.Wq.weight takes them"),
     ("nanochat", {"num_hidden_layers": 600}, "its num_hidden_layers must be within 1..512, got 600"),
     (
@@ -134,6 +192,15 @@ def test_another_scheme_than_the_model_has_is_seen(name: str) -> None:
     _verify(RoPE(12, 3e4), call, call, places)
     with pytest.raises(ValueError, match=r"at position \d+ are not those of RoPE"):
         _verify(WRONG[name], call, call, places)
+
+
+def test_sinusoids_in_another_order_are_seen() -> None:
+    table = Sinusoidal(8).table(Positions.arange(20), dtype=torch.float64)[0]
+    assert repr(_sinusoids("embed", table[:7], table, None)) == repr(Sinusoidal(8))
+    wrong = torch.cat((table[:19], table[:1]))
+    for added, rows in ((table.flip(1), None), (table[:7], wrong)):
+        with pytest.raises(ValueError, match="what embed adds to its input are no sinusoids in an order that is known"):
+            _sinusoids("embed", added, rows, 0)
 
 
 def test_asking_leaves_nothing_behind() -> None:

@@ -37,12 +37,13 @@ def small_config(name: str, **changes: Any) -> Any:
     return config_of(row, **sizes | (DECODERS | ADAPTED | ENCODERS)[name] | changes)
 
 
-def model_of(config: Any) -> nn.Module:
-    """The model without a head, in float64, with weights that make scores of size 1."""
+def model_of(config: Any, kind: Any = None) -> nn.Module:
+    """The model without a head, or one of a ``kind``, in float64, with weights that make scores of size 1."""
     torch.manual_seed(3)
     config = copy.deepcopy(config)
     config._experts_implementation = "eager"  # the others take no float64
-    return AutoModel.from_config(config, attn_implementation="posenc_watched").double().eval()
+    build = AutoModel.from_config if kind is None else kind._from_config
+    return build(config, attn_implementation="posenc_watched").double().eval()
 
 
 @dataclass
@@ -78,7 +79,7 @@ def _inputs(model: nn.Module) -> Iterator[list[tuple[nn.Module, tuple[Any, ...],
     hooks = [
         module.register_forward_pre_hook(lambda m, args, kwargs: seen.append((m, args, dict(kwargs))), with_kwargs=True)
         for module in model.modules()
-        if type(module).__name__.endswith("Attention") and "Lightning" not in type(module).__name__
+        if type(module).__name__.endswith("Attention") and "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(type(module))
     ]
     try:
         yield seen
@@ -90,23 +91,21 @@ def _inputs(model: nn.Module) -> Iterator[list[tuple[nn.Module, tuple[Any, ...],
 def run(model: nn.Module, ids: Tensor, position_ids: Tensor) -> tuple[list[Call], list[Any]]:
     """What every layer gave to its attention function, and was called with."""
     CALLS.clear()
+    given = {"input_ids": ids, "position_ids": position_ids, "use_cache": False}
+    takes = inspect.signature(model.forward).parameters
     with torch.no_grad(), _inputs(model) as seen:
-        model(input_ids=ids, position_ids=position_ids, **({"use_cache": False} if _has_cache(model) else {}))
+        model(**{name: value for name, value in given.items() if name in takes})
     return CALLS.copy(), seen
 
 
-def _has_cache(model: nn.Module) -> bool:
-    return "use_cache" in inspect.signature(model.forward).parameters
+BY_PLACE = {"position_embeddings", "position_ids", "attention_scaling"}
+"""What a layer is told of positions."""
 
 
 def again(model: nn.Module, seen: Any, at_zero: Any) -> Call:
     """The same layer on the same vectors, with the cos and sin of other positions."""
     module, args, kwargs = seen
-    zero = {
-        name: at_zero[2][name]
-        for name in ("position_embeddings", "position_ids", "attention_scaling")
-        if name in kwargs
-    }
+    zero = {name: at_zero[2][name] for name in BY_PLACE & set(kwargs)}
     tuned = getattr(module, "attn_temperature_tuning", False)  # Llama 4's depends on the slot, which is never 0
     CALLS.clear()
     try:
@@ -121,9 +120,9 @@ def again(model: nn.Module, seen: Any, at_zero: Any) -> Call:
 TOKENS = 14
 
 
-def positions_of(axes: int) -> tuple[Tensor, Positions]:
+def positions_of(axes: int, factor: int = 11) -> tuple[Tensor, Positions]:
     """Positions far apart, up to 2,000, as a model takes them and as we do; on three axes t != h != w."""
-    line = torch.arange(TOKENS) ** 2 * 11 + 3
+    line = torch.arange(TOKENS) ** 2 * factor + 3
     if axes == 1:
         return line[None], Positions(line[None])
     coords = torch.stack([line, line.flip(0) + 1, (line * 5) % 1999], -1)
@@ -135,7 +134,7 @@ def disagreements(config: Any, said: ModelPositions) -> list[str]:
     return compared(config, said)[0]
 
 
-def compared(config: Any, said: ModelPositions) -> tuple[list[str], int, float]:
+def compared(config: Any, said: ModelPositions, kind: Any = None) -> tuple[list[str], int, float]:
     """Where the model's own code and what was read of its configuration are not the same, layer by layer; the number
     of scores that were compared, and their largest difference as a share of the largest score of the layer.
 
@@ -143,10 +142,14 @@ def compared(config: Any, said: ModelPositions) -> tuple[list[str], int, float]:
     takes phases in float32, p theta (1 + 2^-23) at most, and cos and sin after that: so scores differ by
     (p 2^-22 + 2^-20) |q| |k| at most.
     """
-    model = model_of(config)
+    model = model_of(config, kind)
     axes = getattr(said.schedule[0][0], "axes", 1)
+    if "position_ids" not in inspect.signature(model.forward).parameters and any(s.doors for s, _ in said.schedule):
+        raise ValueError("model must take position_ids, to be asked for the same vectors at position 0")
     ids = (torch.arange(TOKENS) % 60 + 2)[None]
-    position_ids, positions = positions_of(axes)
+    position_ids, positions = (
+        positions_of(axes) if kind is None or (said.length or 2000) >= 2000 else positions_of(1, 3)
+    )
     line = torch.arange(TOKENS)[None]
     calls, seen = run(model, ids, position_ids)
     _, at_zero = run(model, ids, position_ids * 0)
@@ -154,9 +157,9 @@ def compared(config: Any, said: ModelPositions) -> tuple[list[str], int, float]:
     found = [] if len(calls) == len(said.layers) else [f"{len(calls)} layers"]
     count, worst = 0, 0.0
     for n, (call, (scheme, window), layer) in enumerate(zip(calls, said.schedule, said.layers, strict=False)):
-        plain = again(model, seen[n], at_zero[n])
-        turns = at_zero[n][2]["position_embeddings"]
-        factor = 1.0 if turns is None else float(_first(turns).flatten()[0])
+        plain = again(model, seen[n], at_zero[n]) if BY_PLACE & set(seen[n][2]) else call
+        turns = at_zero[n][2].get("position_embeddings")
+        factor = 1.0 if turns is None else float(_first(turns).max())
         scale = plain.query.size(-1) ** -0.5 if layer.scale is None else layer.scale
         query, key = plain.query.clone(), plain.key.clone()
         _undo(query, key, scheme, factor)
@@ -210,7 +213,7 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
 
 def _seen(mask: Tensor | None) -> Tensor:
     """Which keys a mask leaves; none is made where every token sees every other."""
-    return torch.ones(TOKENS, TOKENS, dtype=torch.bool) if mask is None else mask[0, 0] == 0
+    return torch.ones(TOKENS, TOKENS, dtype=torch.bool) if mask is None else (mask[0, 0] == 0).expand(TOKENS, -1)
 
 
 def _visible(causal: bool, window: Any) -> Tensor:

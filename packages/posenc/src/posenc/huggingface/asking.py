@@ -28,8 +28,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from posenc.huggingface import indexers
+from posenc.huggingface.families import ACROSS
 from posenc.huggingface.reading import Keys, Layer, ModelPositions, reason, scaled, summarize_model
-from posenc.huggingface.variants import Frequencies, OffsetLearned
+from posenc.huggingface.variants import Frequencies, OffsetLearned, OffsetSinusoidal
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Window, window_words
 from posenc.rotation.scaling_parameters import ScalingParameters
@@ -41,6 +42,7 @@ from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
 from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
+from posenc.schemes.sinusoidal import Sinusoidal
 
 NAME = "posenc_asked"
 LAYERS, ROWS = 512, 2**24
@@ -52,6 +54,15 @@ LARGEST = {"hidden_size": 2**15, "intermediate_size": 2**17, "vocab_size": 2**20
 PLACES = (0, 1, 2, 5, 37, 300, 2000, 12_000, 70_000)
 FRESH = (0, 3, 4, 11, 130, 1000, 5000, 33_000, 100_000)
 """Positions at which a model is asked, and at which the answer is compared, as far as the model has them."""
+
+COUNTED = 1024
+"""As far as a model is asked that counts its tokens, and takes no positions."""
+
+ENCODED = 7
+"""How many more tokens an encoder is said to have given than the decoder is asked for."""
+
+GRID = 32
+"""The side of a grid of patches for which windows are looked at."""
 
 WARM = 8
 """Tokens before those that are looked at, at the first place: short convolutions see what is before the text."""
@@ -124,6 +135,8 @@ class Answer:
     calls: list[Call]
     tables: dict[str, tuple[Tensor, list[int]]]
     places: Tensor
+    across: bool
+    """Whether the model attends to an encoder's states too."""
 
 
 class _Cheap(TorchFunctionMode):
@@ -211,11 +224,11 @@ class _Alike(TorchFunctionMode):
 class Asked:
     """A model that can be asked: ``asked(positions)`` gives an `Answer`."""
 
-    def __init__(self, config: Any) -> None:
-        self.config = config
+    def __init__(self, config: Any, stack: str | None = None) -> None:
+        self.config, self.stack = config, stack
         try:
             with _listening([]):
-                self.model = _build(config)
+                self.model = _build(config, stack)
         except Exception as error:  # of any type: transformers computes with the configuration
             if isinstance(error, KeyError) and NAME in error.args:
                 raise ValueError("it has attention classes of its own, and takes no other") from error
@@ -225,9 +238,10 @@ class Asked:
         self.tables: dict[str, tuple[Tensor, list[int]]] = {}
         self.turns: list[tuple[nn.Module, float]] = []
         self._prepare()
-        parameters = inspect.signature(self.model.forward).parameters
-        self.takes_ids = "position_ids" in parameters
-        self.has_cache = "use_cache" in parameters
+        self.parameters = inspect.signature(self.model.forward).parameters
+        is_grid = "grid_thw" in self.parameters  # patches, by row and column, or time too
+        self.axes = is_grid * (3 if "include_temporal=True" in inspect.getsource(type(self.model).forward) else 2)
+        self.takes_ids = is_grid or "position_ids" in self.parameters
         self.layers = {
             module: int(found[1]) if (found := re.search(r"\.(\d+)(\.|$)", name)) else -1
             for name, module in self.model.named_modules()
@@ -235,12 +249,18 @@ class Asked:
 
     def _prepare(self) -> None:
         if not any(_asks(module) for module in self.model.modules()):
-            raise ValueError("none of its layers calls transformers' table of attention functions")
+            raise ValueError("its attention is code of its own, which calls no function of transformers' table")
         _prune(self.model)
         indexers.record(self.model)
-        for module in self.model.modules():
+        self.fixed: dict[str, Tensor] = {}
+        for name, module in self.model.named_modules():
             if _is_rotary(module):
                 module.register_forward_hook(self._turned)
+            if "Sinusoidal" in type(module).__name__:
+                module.register_forward_hook(self._added(name))
+            if hasattr(module, "create_weight"):  # sinusoids that were left empty
+                module.weight = nn.Parameter(torch.empty(module.weight.shape), requires_grad=False)
+                self.fixed[f"{name}.weight"] = module.create_weight().double()
 
     even = False
     """Whether norms have no weights: those behind a rotation would scale its channels."""
@@ -265,9 +285,6 @@ class Asked:
                     new = line.as_strided(old.shape, [1] * old.dim())
                 module._parameters[name] = nn.Parameter(new, requires_grad=False)
         self.names = {id(weight): name for name, weight in self.model.named_parameters()}
-        self.sinusoids = {
-            f"{name}.weight" for name, module in self.model.named_modules() if "Sinus" in type(module).__name__
-        }
 
     def projected(self, x: Tensor, weight: Tensor) -> Tensor:
         """The random vector of a linear layer, for every token."""
@@ -293,12 +310,22 @@ class Asked:
         """A random vector, or zeros for a table whose rows differ by position."""
         name, rows = self.names.get(id(weight), "a table"), ids.reshape(-1).tolist()
         dtype = weight.dtype
-        if len(set(rows)) > 1 or re.search("pos|wpe", name):
-            if name in self.sinusoids:
-                raise ValueError(f"sinusoids are added to its input, by {name}")
+        if name in self.fixed:
+            return self.fixed[name][ids].to(dtype)
+        if len(set(rows)) > 1:
             self.tables[name] = (weight, rows)
             return torch.zeros(*ids.shape, weight.size(1), dtype=dtype)
         return self._vector(name, weight.size(1)).to(dtype).repeat(*ids.shape, 1)
+
+    def _added(self, name: str) -> Callable[..., Tensor]:
+        """A hook that records what a module without learned numbers adds by position, and adds nothing."""
+
+        def hook(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+            rows = self.fixed.get(f"{name}.weight", getattr(module, "weights", None))
+            self.sinusoids[name] = out.reshape(-1, out.size(-1)).double(), rows
+            return torch.zeros_like(out)
+
+        return hook
 
     def _turned(self, module: nn.Module, args: Any, out: Any) -> Any:
         """Takes the factor off cos and sin, if `without` was asked for."""
@@ -320,41 +347,75 @@ class Asked:
 
     def __call__(self, places: Tensor, plain: bool = False, by_ids: bool = True) -> Answer:
         calls: list[Call] = []
-        before = WARM if self.takes_ids and by_ids else 0
+        by_ids = by_ids and self.takes_ids
+        before = WARM if by_ids and places.size(-1) < GRID**2 else 0
+        if self.axes:  # the blocks of a grid
+            before += -(before + places.size(-1)) % 16
         ids_of = torch.cat((places[..., :1].expand(*places.shape[:-1], before), places), -1)
-        self.tokens, self.plain, self.normalized = ids_of.size(-1), plain, False
+        self.tokens = ids_of.size(-1) if by_ids else int(places.max()) + 1
+        self.plain, self.normalized = plain, False
         self.differing.clear()
         self.tables = {}
+        self.sinusoids: dict[str, tuple[Tensor, Tensor | None]] = {}
         self.made: dict[str, Tensor] = {}
-        pad = getattr(self.config, "pad_token_id", None)
-        ids = torch.full((1, self.tokens), 3 if pad != 3 else 4)
-        options: dict[str, Any] = {"use_cache": False} if self.has_cache else {}
-        if self.takes_ids and by_ids:
-            options["position_ids"] = ids_of if ids_of.dim() == 3 else ids_of[None]
+        if "input_ids" not in self.parameters and not self.axes:
+            raise ValueError(f"it takes {next(iter(self.parameters))}, and no input_ids")
         try:
             with _listening(calls), torch.no_grad(), _Alike(self):
-                self.model(input_ids=ids, **options)
+                self.model(**self._inputs(ids_of[None] if by_ids and ids_of.dim() < 3 else ids_of, by_ids))
         except Exception as error:
-            if isinstance(error, ValueError) and str(error).startswith("sinusoids"):
-                raise
-            raise ValueError(f"its model could not be run: {reason(error)}") from error
+            asking = {module for module in self.model.modules() if _asks(module)}
+            if not self.axes or asking != {call.module for call in calls}:  # else after its last layer
+                raise ValueError(f"its model could not be run: {reason(error)}") from error
         if not calls:
             raise ValueError("none of its layers called its attention function")
         if self.differing:
             raise ValueError(f"tokens already differ where {self.differing[0]} takes them, before queries and keys")
-        for call in calls:
-            call.made = list(self.made.values())
-            call.query, call.key, call.value = (x[:, :, before:] for x in (call.query, call.key, call.value))
-            if not bool(torch.isfinite(call.query.sum() + call.key.sum())):
-                raise ValueError("queries and keys are no finite numbers")
+        across = [call for call in calls if call.key.size(2) == self.tokens + ENCODED]
+        for call in across:
+            if any(float((x - x[:, :, :1]).abs().max()) > 0 for x in (call.query, call.key)):
+                raise ValueError("positions turn or scale its attention to an encoder's states")
+        calls = [call for call in calls if call not in across]
+        seen = slice(before, None) if by_ids else places
         modules = dict.fromkeys(call.module for call in calls)
         layers = {module: self.layers[module] for module in modules}
         own: dict[nn.Module, Any] = {module: getattr(module, "layer_idx", None) for module in modules}
-        if len(set(layers.values())) < len(modules) == len(set(own.values()) - {None}):
-            layers = own  # several in a layer, which the model counts on its own
-        for call in calls:
-            call.layer = layers[call.module]
-        return Answer(calls, dict(self.tables), places)
+        if len(set(layers.values())) < len(modules):  # several in a layer, which the model counts, or nobody
+            counted = len(modules) == len(set(own.values()) - {None})
+            layers = own if counted else {module: n for n, module in enumerate(modules)}
+        in_turn = len(modules) < len(calls) == getattr(self.config, "num_hidden_layers", None)
+        for n, call in enumerate(calls):  # layers may share their weights
+            call.layer = n if in_turn else layers[call.module]
+            if call.query.size(2) != self.tokens and not (self.axes and self.tokens == GRID**2):
+                raise ValueError(f"its attention gets {call.query.size(2)} queries of {self.tokens} tokens")
+            if not bool(torch.isfinite(call.query.sum() + call.key.sum())):
+                raise ValueError("queries and keys are no finite numbers")
+            call.made = list(self.made.values())
+            call.query, call.key, call.value = (x[:, :, seen] for x in (call.query, call.key, call.value))
+        return Answer(calls, dict(self.tables), places, bool(across))
+
+    def _inputs(self, ids_of: Tensor, by_ids: bool) -> dict[str, Any]:
+        """The same token everywhere, at the places given, and an encoder's states."""
+        pad = getattr(self.config, "pad_token_id", None)
+        given: dict[str, Any] = {
+            "input_ids": torch.full((1, self.tokens), 3 if pad != 3 else 4),
+            "use_cache": False,
+            "lang_ids": torch.zeros(1, dtype=torch.long),
+        }
+        if self.stack == "decoder":
+            width = getattr(self.config, "hidden_size", 64)
+            given["encoder_hidden_states"] = torch.zeros(1, self.tokens + ENCODED, width)
+        if self.axes:
+            width = getattr(self.config, "embed_dim", None) or self.config.hidden_size
+            coords = ids_of.reshape(-1, self.tokens).mT.expand(-1, self.axes)
+            return {
+                next(iter(self.parameters)): torch.zeros(self.tokens, width, dtype=torch.float64),
+                "grid_thw": torch.tensor([[1, GRID, GRID] if self.tokens == GRID**2 else [1, 4, self.tokens // 4]]),
+                "position_ids": coords,
+            }
+        if by_ids:
+            given["position_ids"] = ids_of
+        return {name: value for name, value in given.items() if name in self.parameters}
 
 
 def _prune(module: nn.Module) -> None:
@@ -372,35 +433,39 @@ def _is_rotary(module: nn.Module) -> bool:
     return re.search("rotary|rope|embedding|conv1d$|hyper|connection", type(module).__name__.lower()) is not None
 
 
-def model_class(config: Any) -> Any:
+def model_class(config: Any, stack: str | None = None) -> Any:
     """The class of a configuration's model, if possible with a head, or None."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, PreTrainedModel
 
     home = type(config).__module__
-    if (kind := MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)) is not None or not home.startswith(
-        "transformers."
-    ):
-        return kind
+    kind: Any = None if stack == "encoder" else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    kind = kind or MODEL_MAPPING.get(type(config), None)
+    if kind is not None or not home.startswith("transformers."):
+        return kind[0] if isinstance(kind, tuple) else kind
     code = importlib.import_module(home.replace(".configuration_", ".modeling_"))  # of a part of a model
     kinds = [each for each in vars(code).values() if isinstance(each, type) and issubclass(each, PreTrainedModel)]
     kinds = [
-        each for each in kinds if each.config_class is type(config) and re.search("CausalLM|Model$", each.__name__)
+        each for each in kinds if each.config_class is type(config) and "PreTrainedModel" not in each.__name__[-15:]
     ]
-    return max(kinds, key=lambda each: ("CausalLM" in each.__name__, "Text" in each.__name__), default=None)
+    said = ("CausalLM", "Text", "Model")
+    return max(kinds, key=lambda each: [word in each.__name__ for word in said], default=None)
 
 
-def _build(config: Any) -> nn.Module:
-    """The model of a configuration, in float64, without weights."""
+def _build(config: Any, stack: str | None = None) -> nn.Module:
+    """The model of a configuration, or one of its two stacks, in float64, without weights."""
     from transformers.initialization import no_init_weights
 
-    kind = model_class(config)
+    kind = model_class(config, stack)
     if kind is None:
         raise ValueError("transformers has no model of this type alone")
     config = copy.deepcopy(config)
     config._experts_implementation = "eager"
     with _Cheap(), no_init_weights(), torch.random.fork_rng(devices=[]):
-        model: nn.Module = kind._from_config(config, attn_implementation=NAME, dtype=torch.float64)
-    return model.eval()
+        model: Any = kind._from_config(config, attn_implementation=NAME, dtype=torch.float64)
+    if stack is not None and "CausalLM" not in kind.__name__:
+        model = getattr(model, f"get_{stack}")()
+    made: nn.Module = model.eval()
+    return made
 
 
 @contextmanager
@@ -432,8 +497,9 @@ def _listening(calls: list[Call]) -> Iterator[None]:
 
 
 def positions_by_asking(keys: Keys) -> ModelPositions:
-    """The positions of a causal model, as its own code does them. ValueError, saying what was seen, for what is not
-    RoPE, NoPE, a scale of queries by position or a learned table, and for windows that are neither of keys nor chunks.
+    """The positions of a model, as its own code does them. ValueError, saying what was seen, for what is not RoPE on
+    one axis or a grid, NoPE, a scale of queries by position, a learned table or sinusoids, and for windows that are
+    neither of keys nor chunks nor squares of patches.
     """
     try:
         return _positions(keys, even=False)
@@ -447,9 +513,16 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
 
 def _positions(keys: Keys, even: bool) -> ModelPositions:
     config = keys.config
-    count = getattr(config, "num_hidden_layers", None)
-    if not isinstance(count, int) or not 1 <= count <= LAYERS:
-        raise ValueError(f"its num_hidden_layers must be within 1..{LAYERS}, got {count}")
+    stack = keys.inside if keys.inside in ("encoder", "decoder") else None
+    counts = {
+        name: value
+        for name in ("num_hidden_layers", "encoder_layers", "decoder_layers")
+        if isinstance(value := getattr(config, name, None), int)
+    }
+    for name, value in counts.items():
+        if not 1 <= value <= LAYERS:
+            raise ValueError(f"its {name} must be within 1..{LAYERS}, got {value}")
+    count = counts.get(f"{stack}_layers", counts.get("num_hidden_layers", 0))
     length = getattr(config, "max_position_embeddings", None)
     length = length if isinstance(length, int) and length > 0 else None
     if length is not None and not 1 < length <= ROWS:
@@ -462,11 +535,11 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
     if tuned is not None:  # it counts slots, of which there are few
         config = copy.deepcopy(config)
         config.floor_scale = WARM + 4
-    asked = Asked(config)
+    asked = Asked(config, stack)
     asked.even = even
     asked.reset(1)
     scalings = _candidates(config, length)
-    end = 4096 if length is None else length
+    end = min(4096 if length is None else length, 4096 * ROWS if asked.takes_ids else COUNTED)
     first, fresh = (_within(places, end) for places in (PLACES, FRESH))
     answer = asked(first)
     plain = asked(first, plain=True)
@@ -479,16 +552,18 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         others.append(asked(longer, plain=True))
     axes = _by_axis(asked, first)
     if axes:
-        mixed = asked(torch.stack((fresh, fresh // 2, fresh // 3))[:, None])
-    masks = asked(torch.arange(24), by_ids=False)
+        mixed = asked(torch.stack((fresh, fresh // 2, fresh // 3))[: len(axes), None])
+    masks = asked(torch.arange(GRID**2 if asked.axes else 24), by_ids=asked.axes > 0)
+    if asked.axes:  # one call of those for each window
+        masks.calls = list({call.module: call for call in reversed(masks.calls)}.values())[::-1]
+    if asked.sinusoids:
+        masks = asked(torch.arange(min(end, COUNTED)), by_ids=False)
+    table = None if asked.axes else _table(masks, asked.sinusoids, keys)
     layers: dict[int, tuple[Scheme, Window, Layer, bool]] = {}
     kinds: dict[int, tuple[Scheme, Window, Layer, bool]] = {}
     made: dict[str, Scheme] = {}
-    seen_by: dict[int, nn.Module] = {}
     chosen_by: dict[int, Indexer] = {}
     for n, call in enumerate(answer.calls):
-        if seen_by.setdefault(call.layer, call.module) is not call.module:
-            raise ValueError(f"layer {call.layer} has several attentions")
         where = f"in layer {call.layer} "
         answers = (answer, plain, *again, *others, *axes)
         alike = [
@@ -496,6 +571,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             for m in kinds
             if "indices" not in call.options  # each layer has an indexer of its own, or takes another's choice
             and masks.calls[n].mask is masks.calls[m].mask
+            and masks.calls[n].query.shape == masks.calls[m].query.shape
             and all(each.calls[n].same(each.calls[m]) for each in answers)
         ]
         if alike:
@@ -515,18 +591,22 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             if by and isinstance(scheme, QueryScale):
                 scheme = QueryScale(scheme.form, length=tuned, strength=scheme.strength)
             chosen = _indexed(scheme, [(each.calls[n], each.places) for each in (masks, answer, *again)], chosen_by)
-            window, causal = _window(masks.calls[n].mask, config)
+            is_causal = bool(call.options.get("is_causal", getattr(call.module, "is_causal", True)))
+            window, causal = _window(masks.calls[n].mask, config, is_causal)
             slides = call.options.get("sliding_window")
-            if slides is not None and slides != window:
+            reach = window if not isinstance(window, tuple) or window[0] is None else window[0] + 1
+            if slides is not None and slides != reach:
                 raise ValueError(f"the mask has {window_words(window)}, and attention is told of a window of {slides}")
         except ValueError as error:
             raise ValueError(where + str(error)) from error
         if axes:
-            scheme = _allocated(scheme, [each.calls[n] for each in axes], first)
+            scheme = _allocated(scheme, [each.calls[n] for each in axes], first, scalings)
             _verify(scheme, mixed.calls[n], others[0].calls[n], mixed.places)
         scheme = _by_weights(scheme, plain.calls[n])
         scheme = made.setdefault(repr(scheme), scheme)
         layer = replace(_layer(call, (plain.calls[n], others[0].calls[n])), **chosen)
+        if asked.axes and (count_of := masks.calls[n].query.size(2)) < GRID**2:
+            layer = replace(layer, patches=_side(count_of, config))
         said = kinds[n] = scheme, window, layer, causal
         if layers.setdefault(call.layer, said) != said:
             raise ValueError(where + "attention differs between the times it runs")
@@ -536,8 +616,10 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
     if len({causal for *_, causal in layers.values()}) > 1:
         raise ValueError("some layers are causal and others are not")
     remarks = [f"found by asking transformers' code, as queries and keys reach attention: {type(asked.model).__name__}"]
-    if bare := sorted(set(range(count)) - set(layers)):
+    if len(answer.calls) < count and (bare := sorted(set(range(count)) - set(layers))):
         remarks.append(f"layers {ranges(bare)} of {count} have no attention, and are not counted above")
+    if asked.axes:
+        remarks.append(f"coordinates are {' and '.join(('time', 'row', 'column')[-asked.axes :])} of patches")
     if not asked.takes_ids:
         remarks.append("transformers counts positions, and takes no position_ids")
     if tuned is not None:
@@ -546,13 +628,19 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         remarks.append("transformers counts chunks by slots less left padding, not by position_ids")
     if any(isinstance(getattr(part, "scaling", None), LongRoPE) for scheme in made.values() for part in scheme.parts):
         remarks.append("transformers takes the long list for the whole batch as soon as one of its rows is long")
+    if asked.axes and masks.tables:
+        remarks.append(
+            f"a learned table is added to patches, fitted to the grid, which is not read: {next(iter(masks.tables))}"
+        )
+    if masks.across:
+        remarks.append(ACROSS)
     which = [layers[n] for n in sorted(layers)]
     return summarize_model(
         keys,
         [scheme for scheme, *_ in which],
         [window for _, window, *_ in which],
         [layer for _, _, layer, _ in which],
-        input=_table(masks),
+        input=table,
         causal=which[0][3],
         length=length,
         remarks=tuple(remarks),
@@ -568,19 +656,45 @@ def _within(places: tuple[int, ...], length: int) -> Tensor:
     return torch.tensor([*(place for place in places if place < length - 1), length - 1])
 
 
-def _table(answer: Answer) -> Scheme | None:
-    """The learned table that is added to the input."""
+def _side(patches: int, config: Any) -> int:
+    """The side of a window of so many patches."""
+    side = math.isqrt(patches)
+    if side**2 != patches or getattr(config, "window_size", None) != side * config.patch_size:
+        raise ValueError(f"attention is within parts of {patches} patches, which are not its window_size")
+    return side
+
+
+def _table(answer: Answer, sinusoids: Mapping[str, tuple[Tensor, Tensor | None]], keys: Keys) -> Scheme | None:
+    """The learned table or the sinusoids that are added to the input."""
     tables = list(answer.tables.values())
+    if len(tables) + len(sinusoids) > 1:
+        raise ValueError(f"it has several tables by position, {', '.join([*answer.tables, *sinusoids])}")
+    for name, (added, every) in sinusoids.items():
+        return _sinusoids(name, added, every, keys.get("pad_token_id"))
     if not tables:
         return None
-    if len(tables) > 1:
-        raise ValueError(f"it has several tables by position, {', '.join(answer.tables)}")
     [(weight, rows)] = tables
     offset = rows[0] - int(answer.places[0])
     if rows != [int(place) + offset for place in answer.places] or offset < 0:
         raise ValueError(f"positions {answer.places.tolist()} are rows {rows} of its table")
     size = (weight.size(0), weight.size(1))
     return OffsetLearned(*size, offset) if offset else Learned(*size)
+
+
+def _sinusoids(name: str, added: Tensor, rows: Tensor | None, padding: Any) -> Scheme:
+    """The sinusoids that a module added to its tokens, and all the rows that it has."""
+    dim = added.size(1)
+    tries: list[Scheme] = [Sinusoidal(dim, layout=each) for each in ("interleaved", "concatenated", "tensor2tensor")]
+    tries += [OffsetSinusoidal(dim, each) for each in dict.fromkeys((1, 2, (padding or 0) + 1))]
+    for scheme in tries:
+        offset = getattr(scheme, "offset", 0)
+        count = max(len(added), 0 if rows is None else len(rows) - offset)
+        ours = scheme.table(Positions.arange(count), dtype=torch.float64)[0]
+        bound = (torch.arange(count) * 2**-22 + 2**-20)[:, None]
+        seen = [added, *([] if rows is None else [rows[offset:]])]
+        if all(bool(((ours[: len(each)] - each).abs() <= bound[: len(each)]).all()) for each in seen):
+            return scheme
+    raise ValueError(f"what {name} adds to its input are no sinusoids in an order that is known")
 
 
 def _layer(call: Call, plain: tuple[Call, Call]) -> Layer:
@@ -631,10 +745,12 @@ BOUNDED = re.compile("window|slid|chunk|local|span|sparse|block_size|top_?k$|ind
 """Keys that may bound what a query sees."""
 
 
-def _window(mask: Any, config: Any) -> tuple[Window, bool]:
+def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
     """The window of a layer, and whether it is causal, from its mask."""
+    if mask is None and is_causal:
+        raise ValueError("attention gets no mask, and is causal in some implementations")
     if mask is None:
-        raise ValueError("attention gets no mask")
+        return None, False
     rule = getattr(mask, "rule", None)
     is_seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     if mask.dtype != torch.bool and bool((is_seen & (mask != 0)).any()):
@@ -650,7 +766,7 @@ def _window(mask: Any, config: Any) -> tuple[Window, bool]:
     else:
         sees = {}
         for i in QUERIES:
-            there = torch.arange(i + 8 if i else 2**18)
+            there = torch.arange(2 * i + 8 if i else 2**18)
             each = torch.as_tensor(rule(torch.tensor(0), torch.tensor(0), torch.tensor(i), there))
             sees[i] = torch.broadcast_to(each, there.shape).nonzero().flatten()
     ends = {i: (int(keys[0]), int(keys[-1])) for i, keys in sees.items() if len(keys)}
@@ -881,14 +997,15 @@ def _by_axis(asked: Asked, places: Tensor) -> list[Answer]:
     """The answers with positions on one of the axes time, row and column alone; none for a model of one axis."""
     if not asked.takes_ids:
         return []
+    axes = asked.axes or 3
     try:
-        found = [asked(places * torch.eye(3, dtype=torch.long)[axis][:, None, None]) for axis in range(3)]
+        found = [asked(places * torch.eye(axes, dtype=torch.long)[axis][:, None, None]) for axis in range(axes)]
     except ValueError:
         return []
     return found if all(call.query.size(0) == 1 for each in found for call in each.calls) else []
 
 
-def _allocated(scheme: Scheme, calls: list[Call], places: Tensor) -> Scheme:
+def _allocated(scheme: Scheme, calls: list[Call], places: Tensor, scalings: list[tuple[float, Any]]) -> Scheme:
     """The scheme of a layer with the axis of each pair."""
     if not isinstance(scheme, RoPE):
         return scheme
@@ -901,8 +1018,14 @@ def _allocated(scheme: Scheme, calls: list[Call], places: Tensor) -> Scheme:
         float((off.amin(0) / theta.abs()).max()) > 1e-3
         or float(of_axes.abs().sum(0).sub(theta.abs()).abs().max()) > 1e-3
     ):
-        raise ValueError("pairs do not turn by one of three axes each")
-    return like(scheme, allocation=allocation.tolist(), axes=3)
+        raise ValueError(f"pairs do not turn by one of {len(calls)} axes each")
+    axes = len(calls)
+    if allocation.tolist() == sorted(allocation.tolist()) and len(theta) % axes == 0:  # each axis has its own pairs
+        for base, _ in scalings:
+            of_axis = RoPE(scheme.head_dim, base, scheme.layout, scheme.rotary_dim, axes)
+            if not scheme.first_channel and torch.allclose(of_axis.frequencies()[0].repeat(1, axes)[0], theta, 1e-5, 0):
+                return of_axis
+    return like(scheme, allocation=allocation.tolist(), axes=axes)
 
 
 def like(rope: RoPE, **changes: Any) -> RoPE:

@@ -43,7 +43,7 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     llama: decoder, 2 layers, 2048 positions
       layers 0, 1: RoPE, base 500000, all 128 channels, half layout, whole text
 
-    A causal model is read by asking: it is built with all its layers and no weights, what its code does to queries and
+    A model is read by asking, unless its family has a reader: it is built with all its layers and no weights, what its code does to queries and
     keys at chosen positions is fitted, and the fit is compared at others. Layouts are those in which queries and keys
     reach attention, unless it is seen that the model has only moved channels, and a remark says that it was asked.
     Schemes are in evaluation mode.
@@ -69,20 +69,12 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
             _check_outer(whole, name, ignored)
         elif part in PARTS:
             raise ValueError(f"part must be one that {whole.model_type} has, and it has no {name}, got {part!r}")
-    if found.model_type in TWO_STACKS:
+    has_stacks = found.model_type not in READERS and getattr(found, "is_encoder_decoder", False)
+    if found.model_type in TWO_STACKS or has_stacks:
         inside = "decoder" if part in (None, *PARTS) else part
         check_choice("part", inside, STACKS)
     elif part not in (None, *PARTS):
-        has_stacks = getattr(found, "is_encoder_decoder", False) and found.model_type not in READERS
-        if has_stacks and part == "encoder":
-            raise _unread(found.model_type, ", whose encoder is not read")
-        if not has_stacks or part != "decoder":
-            raise ValueError(f"part must be None for {found.model_type}, which is one model, got {part!r}")
-    if part == "vision" and found.model_type not in READERS:
-        raise ValueError(
-            f"part must be 'text' for {whole.model_type}, whose vision part ({found.model_type}) is not read, got "
-            "'vision'"
-        )
+        raise ValueError(f"part must be None for {found.model_type}, which is one model, got {part!r}")
     keys = Keys(found, inside, ignored)
     read = _entries(keys)
     said = _read(keys)
@@ -100,18 +92,17 @@ def _read(keys: Keys) -> ModelPositions:
 
 
 def _asked(keys: Keys) -> ModelPositions:
-    """The positions of a causal family, which its own code is asked for."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    """The positions of a family that is not in the table, which its own code is asked for."""
+    from posenc.huggingface.asking import positions_by_asking
 
-    from posenc.huggingface.asking import model_class, positions_by_asking
-
-    is_text = keys.inside or keys.model_type.endswith("_text") or type(keys.config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if not is_text and "CausalLM" not in getattr(model_class(keys.config), "__name__", ""):
-        raise _unread(keys.model_type)
     try:
         said = positions_by_asking(keys)
     except ValueError as error:
-        raise _unread(keys.model_type, f", whose code was asked: {error}") from error
+        inner = [
+            name for name in getattr(keys.config, "sub_configs", {}) if getattr(keys.config, name, None) is not None
+        ]
+        parts = f" (the configurations of its parts, such as {inner[0]}, are read alone)" if inner else ""
+        raise _unread(keys.model_type, f", whose code was asked: {error}{parts}") from error
     blocks = keys.inside == "gemma4" and keys.get("use_bidirectional_attention") == "vision"
     if blocks or keys.inside in ("gemma3", "shieldgemma2"):  # a mask for images, which a text does not show
         windows = [window for _, window in said.schedule]
