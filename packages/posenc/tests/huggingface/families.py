@@ -21,9 +21,7 @@ import posenc
 from posenc import Chunk, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal, logits
 from posenc.huggingface import ModelPositions, adapt, scheme_from_config
 from posenc.huggingface.asking import Asked
-from posenc.huggingface.config import TWO_STACKS
-from posenc.huggingface.families import READERS
-from posenc.huggingface.reading import POSITIONAL, Keys, default_keys
+from posenc.huggingface.reading import default_keys
 from posenc.huggingface.variants import Frequencies, OffsetLearned
 from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, TINY
 from tests.huggingface.tiny_models import compared, config_of, model_of
@@ -186,7 +184,7 @@ def compare(name: str) -> Figures:
     return HOW.get(name, table if name in OTHERS else scores)(name)
 
 
-NAMES = {
+NAMED = {
     "AxialRoPE": "axial RoPE",
     "DividedALiBi": "ALiBi divided by √d, or RoPE",
     "SwinV2": "cosine scores and a network's bias",
@@ -229,7 +227,7 @@ def _of_part(part: Any) -> str:
     if isinstance(part, QueryScale):
         return "queries scaled by position"
     if not isinstance(part, RoPE):
-        return NAMES.get(type(part).__name__, type(part).__name__)
+        return NAMED.get(type(part).__name__, type(part).__name__)
     name = "M-RoPE" if part.allocation is not None else "RoPE"
     said = [" on neighbouring channels"] * (part.layout == "interleaved")
     if part.channels.start:

@@ -43,10 +43,10 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     llama: decoder, 2 layers, 2048 positions
       layers 0, 1: RoPE, base 500000, all 128 channels, half layout, whole text
 
-    A model is read by asking, unless its family has a reader: it is built with all its layers and no weights, what its code does to queries and
-    keys at chosen positions is fitted, and the fit is compared at others. Layouts are those in which queries and keys
-    reach attention, unless it is seen that the model has only moved channels, and a remark says that it was asked.
-    Schemes are in evaluation mode.
+    A model is read by asking, unless its family has a reader: it is built with all its layers and no weights, what its
+    code does to queries and keys at chosen positions is fitted, and the fit is compared at others. Layouts are those in
+    which queries and keys reach attention, unless it is seen that the model has only moved channels, and a remark says
+    that it was asked. Schemes are in evaluation mode.
 
     Errors: ValueError, naming the key, for a key about positions that changes nothing and that transformers does not
     know (if it does, this is a remark); ValueError for an unsupported family, for a configuration that transformers
