@@ -147,8 +147,6 @@ REFUSED: list[tuple[Any, str]] = [
         LLAMA | {"partial_rotary_factor": 0.5},
         "llama has the key 'partial_rotary_factor' = 0.5, which is about positions",
     ),
-    (OLMO3 | {"rope_theta": 1e4}, "olmo3 has the key 'rope_theta' = 10000.0, which is about positions"),
-    (OLMO3 | {"rope_parameters": {"full_attention": YARN | {"truncate": False}}}, "Frequ"),
     (
         OLMO3 | {"rope_parameters": {"full_attention": YARN, "rope_theta": 3e4}},
         "'rope_theta' = 30000.0, which is about",
@@ -203,7 +201,6 @@ REFUSED: list[tuple[Any, str]] = [
     (rope(rope_type=["yarn"]), r"rope_parameters\['rope_type'\] must be a string, got \['yarn'\]"),
     (rope(rope_type="linear", factor="2"), r"rope_parameters\['factor'\] must be a finite number above 0, got '2'"),
     (rope(**YARN, truncate="no"), r"llama's rope_parameters\['truncate'\] must be true or false, got 'no'"),
-    (of("qwen2_vl_text", rope_parameters={"mrope_section": 3}), "model could not be run: TypeError"),
     (SLIDES | {"max_window_layers": -1, "layer_types": FULL[:1]}, "must have 32 entries like num_hid|accepts for qwen"),
     (of("swinv2", depths=[2, 2]), "swinv2's depths must have as many entries as num_heads"),
     (LLAMA | {"num_hidden_layers": BIG}, "num_hidden_layers must be at most 4096, got 1000000000"),
