@@ -113,32 +113,18 @@ JOBS.content = (given) => {
     }
 };
 
-/** What a function gives that may have to wait for a model. */
-const whenThere = async (compute) => {
-    for (;;) {
-        try {
-            return compute();
-        } catch (error) {
-            if (!error.wait) throw error;
-            await error.wait;
-        }
-    }
+// The logits of a text under a model, and the attention of its last byte by layer and head.
+JOBS.read = ({ name, bytes, scaling = null }) => {
+    const model = having({ data: content }, name, bytes, { scaling });
+    const heads = Array.from({ length: model.layers * model.heads }, (_, n) => n);
+    const of = (n) => [...model.weightsOf(Math.floor(n / model.heads), n % model.heads, bytes.length - 1)];
+    return {
+        logits: written([bytes.length, 256], model.logits.slice(0, 256 * bytes.length)),
+        weights: written([model.layers, model.heads, bytes.length], heads.flatMap(of)),
+    };
 };
 
-// The logits of a text under a model, and the attention of its last byte by layer and head.
-JOBS.read = ({ name, bytes, scaling = null }) =>
-    whenThere(() => {
-        const model = having({ data: content }, name, bytes, { scaling });
-        const heads = Array.from({ length: model.layers * model.heads }, (_, n) => n);
-        const of = (n) => [...model.weightsOf(Math.floor(n / model.heads), n % model.heads, bytes.length - 1)];
-        return {
-            logits: written([bytes.length, 256], model.logits.slice(0, 256 * bytes.length)),
-            weights: written([model.layers, model.heads, bytes.length], heads.flatMap(of)),
-        };
-    });
-
-JOBS.figure = (job) => whenThere(() => figureOf(job));
-const figureOf = ({ name, state, change }) => {
+JOBS.figure = ({ name, state, change }) => {
     const figure = VIEWS.flatMap(({ figures }) => figures).find((one) => one.name === name);
     const begun = { ...figure.defaults, ...(state === "another" ? figure.another : typeof state === "object" ? state : {}) };
     const app = { catalog: content.catalog, data: content };

@@ -43,11 +43,13 @@ from posenc_lab.explore.mathml import inline
 FOLDER = Path(__file__).parent / "lesson"
 STEPS = ("why", "add", "clockwork", "table", "turn", "bias", "beside", "longer", "stretch", "decide")
 ASIDE = {
+    "shuffle": "why",
     "decay": "turn",
     "images": "turn",
     "grid": "turn",
     "content": "bias",
     "rescale": "bias",
+    "past": "longer",
     "layers": "stretch",
 }
 """Side paths, and the step that each belongs to."""

@@ -92,12 +92,20 @@ function asked(article, { name, question }, card, verdict) {
     const answers = Object.fromEntries(
         [...article.querySelectorAll("[data-answer]")].map((one) => [one.dataset.answer, one]),
     );
-    const check = () => {
-        card.mount(); // where it is not in sight yet
+    const answer = () => {
         const { values, app, figure } = card;
         const key = question.judge(values, figure.values(values, app), app);
         if (key === "right") isAnswered(name);
         say(verdict, key === "right", "Not yet. ", answers[key].cloneNode(true).childNodes);
+    };
+    const check = () => {
+        card.mount(); // where it is not in sight yet
+        try {
+            answer();
+        } catch (error) {
+            if (error.wait) error.wait.then(check);
+            else if (!(error instanceof RangeError)) throw error; // which the card has said
+        }
     };
     const made = article.querySelector(".asked");
     made.querySelector("details").replaceWith(

@@ -49,7 +49,7 @@ export function having(app, name, bytes, { scaling = null, place = "" } = {}) {
         decoders.set(key, { made, decoder });
     }
     const { decoder } = decoders.get(key);
-    if (bytes.length - decoder.shared(bytes) > MUCH) {
+    if (globalThis.document && bytes.length - decoder.shared(bytes) > MUCH) {
         if (rest) throw new Waiting(rest);
         rest = new Promise((done) => setTimeout(() => done((rest = null))));
     }

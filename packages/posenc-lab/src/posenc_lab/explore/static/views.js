@@ -29,13 +29,15 @@ import * as grid from "posenc/steps/grid.js";
 import * as images from "posenc/steps/images.js";
 import * as layers from "posenc/steps/layers.js";
 import * as longer from "posenc/steps/longer.js";
+import * as past from "posenc/steps/past.js";
 import * as rescale from "posenc/steps/rescale.js";
+import * as shuffle from "posenc/steps/shuffle.js";
 import * as stretch from "posenc/steps/stretch.js";
 import * as table from "posenc/steps/table.js";
 import * as turn from "posenc/steps/turn.js";
 import * as why from "posenc/steps/why.js";
 
-const ASIDE = [decay, images, grid, content, rescale, layers];
+const ASIDE = [shuffle, decay, images, grid, content, rescale, past, layers];
 
 /** The steps of the lesson, each with a figure and a question. */
 export const STEPS = [why, add, clockwork, table, turn, bias, beside, longer, stretch, decide, ...ASIDE];

@@ -9,7 +9,7 @@ import { shuffled } from "posenc/sentence.js";
 const MOST = 640; // bytes of a text
 const RUN = 24; // bytes of a mean along the text
 const AHEAD = 20; // bytes that a model goes on for
-const YARN = "yarn";
+const YARN = "yarn"; // the value of RoPE with it
 const PASSAGE =
     "The first thing we do, let's kill all the lawyers.\n\nCADE.\nNay, that I mean to do. Is not this a lamentable " +
     "thing, that\nof the skin of an innocent lamb should be made parchment, that\nparchment, being scribbl'd o'er, " +
@@ -34,13 +34,13 @@ function reordered(text, seed, length) {
     return made.join("");
 }
 
-/** The models of a state: {name, title, scaling}. */
+/** The models of a state: {name, value, title, scaling}. */
 function chosen({ yarn }, tokens, app) {
-    const all = Object.keys(app.data.models.models).map((name) => ({ name, title: entryOf(app, name).title }));
-    if (!yarn) return all;
+    const all = Object.keys(app.data.models.models).map((name) => ({ name, value: name, title: entryOf(app, name).title }));
     const factor = 2 ** Math.ceil(Math.log2(Math.max(tokens / trainedOf(app), 2)));
     const scaling = { kind: YARN, factor, original_length: trainedOf(app) };
-    return all.flatMap((one) => (one.name === "rope" ? [one, { ...one, title: `RoPE with YaRN`, scaling }] : [one]));
+    const scaled = { name: "rope", value: YARN, title: "RoPE with YaRN", scaling };
+    return all.flatMap((one) => (yarn && one.name === "rope" ? [one, scaled] : [one]));
 }
 
 const read = new WeakMap(); // by model: the text that it read last, and what it made of it
@@ -100,7 +100,7 @@ function values(state, app) {
 const along = (bits) => Float64Array.from(bits, (_, n) => mean(bits.slice(Math.max(0, n + 1 - RUN), n + 1)));
 
 /** What each byte costs each model, along the text; a function that draws it. */
-export function curves(box, app) {
+function curves(box, app) {
     const axes = { xLabel: "byte of the text", yLabel: `bits per byte, mean of ${RUN}` };
     const chart = app.lines(box, { label: "loss along the text", ...axes, height: 240 });
     return ({ models, length, bytes, place }) => {
@@ -109,7 +109,7 @@ export function curves(box, app) {
             const { color, dash } = app.data.looks[name][app.theme().dark ? "dark" : "light"];
             return { name: title, color, dash: scaling ? [2, 3] : dash, y: along(bits), width: scaling ? 3 : 2 };
         });
-        const marks = [{ x: length, name: "trained up to here" }, ...(place === undefined ? [] : [{ x: place + 1 }])];
+        const marks = [{ x: length, name: "trained up to here" }, { x: place + 1 }];
         chart.draw(x, series, { marks: marks.filter(({ x }) => x <= bytes.length) });
     };
 }
@@ -125,7 +125,7 @@ export const figure = {
     another: { text: "Tis naïve: “to be”, or not\nto be, that is the question", shuffle: 2, yarn: true, model: "t5", byte: 30 },
     controls(state, app) {
         const tokens = bytesOf(state.text).length;
-        const models = chosen(state, tokens, app).map(({ name, title, scaling }) => ({ value: scaling ? YARN : name, name: title }));
+        const models = chosen(state, tokens, app).map(({ value, title }) => ({ value, name: title }));
         return [
             { name: "text", label: `text, up to ${MOST} bytes`, kind: "area", longest: MOST },
             { name: "shuffle", label: "Shuffle the words", kind: "button", value: (n) => n + 1 },
@@ -174,13 +174,13 @@ export const figure = {
         const frame = element("div", { class: "scroll" }, legend);
         const { layers, heads } = app.data.models.configuration;
         const parts = { rowLabel: `${layers} layers of ${heads} heads`, columnLabel: "byte looked at", size: 700 };
-        box.append(letters, table, frame);
+        app.beneath().append(letters, table, frame);
         const map = app.heat(frame, { label: "attention", ...parts });
         letters.addEventListener("click", ({ target }) => target.dataset.byte && app.set({ byte: Number(target.dataset.byte) }));
         return (state, numbers) => {
             const { bytes, place, models } = numbers;
             plot(numbers);
-            const one = models.find(({ name, scaling }) => (scaling ? YARN : name) === state.model) ?? models[0];
+            const one = models.find(({ value }) => value === state.model) ?? models[0];
             letters.replaceChildren(...lettersOf(numbers, one));
             table.replaceChildren(tableOf(numbers));
             const at = (n) => seen(bytes.slice(n, n + 1));
@@ -208,7 +208,7 @@ export const figure = {
             const sorted = models.filter(({ scaling }) => !scaling).sort((a, b) => change(a) - change(b));
             said.push(
                 `Past byte ${length}, the length of training, the loss per byte changes, in bits: ${each(change)}. ` +
-                    `${sorted.at(-1).title} loses most, ${sorted[0].title} least; what all have in common is the text's own.`,
+                    `${sorted.at(-1).title} suffers most, ${sorted[0].title} least; what all have in common is the text's own.`,
             );
         } else said.push(`The text ends within the ${length} bytes of training.`);
         const [scaled, plain] = [models.find(({ scaling }) => scaling), models.find(({ name }) => name === "rope")];

@@ -52,9 +52,7 @@ export class Pairs {
 /** The inner product. */
 export function dot(a, b) {
     let sum = 0;
-    for (let c = 0; c < a.length; c++) {
-        sum += a[c] * b[c];
-    }
+    for (let c = 0; c < a.length; c++) sum += a[c] * b[c];
     return sum;
 }
 

@@ -3,9 +3,7 @@
 /** The error function: its series near 0, and 1 - erfc by Lentz's continued fraction further out. */
 export function erf(x) {
     const size = Math.abs(x);
-    if (size > 2) {
-        return Math.sign(x) * (1 - erfc(size));
-    }
+    if (size > 2) return Math.sign(x) * (1 - erfc(size));
     let [sum, term] = [x, x];
     for (let n = 1; Math.abs(term) > 1e-18 * Math.abs(sum); n++) {
         term *= (-x * x) / n;
@@ -17,9 +15,7 @@ export function erf(x) {
 /** 1 - erf(x) for x > 2: e^(-x^2) / sqrt(pi) / (x + (1/2) / (x + 1 / (x + (3/2) / (x + ...)))). */
 function erfc(x) {
     let below = x;
-    for (let n = 120; n > 0; n--) {
-        below = x + n / 2 / below;
-    }
+    for (let n = 120; n > 0; n--) below = x + n / 2 / below;
     return Math.exp(-x * x) / Math.sqrt(Math.PI) / below;
 }
 
