@@ -23,6 +23,7 @@ PARTS = {
     "length-curves": [1, 5, 1],
     "relative-2d": [6, 0, 0],
     "sentence": [4, 0, 1],
+    "models": [1, 4, 0],
 }
 
 PICTURE = """name => {
@@ -112,6 +113,35 @@ def test_a_scheme_is_found_by_typing_and_chosen_by_the_keyboard(page: Watched, a
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
+# --- trained models -------------------------------------------------------------------------------------------------
+
+
+def test_models_read_what_is_typed_and_posenc_agrees(page: Watched, address: str) -> None:
+    """By the keyboard alone: another text, the words shuffled, YaRN on RoPE, another byte."""
+    page.show(address, "models")
+    said = page.page.locator(".said")
+    said.get_by_text("RoPE suffers most").wait_for()
+    page.page.locator(".agreed", has_text="of these numbers too").wait_for(state="attached")
+    page.page.locator("textarea").focus()
+    page.page.keyboard.press("Control+A")
+    page.page.keyboard.type("Now is the winter.")
+    said.get_by_text("ends within the 128 bytes").wait_for()
+    assert page.page.locator(".letters span").count() == len("Now is the winter.")
+    page.page.keyboard.press("Tab")
+    page.page.keyboard.press("Enter")
+    said.get_by_text("notices least").wait_for()
+    for _ in range(2):
+        page.page.keyboard.press("Tab")
+    page.page.keyboard.press("Space")
+    page.page.locator("th", has_text="RoPE with YaRN").wait_for()
+    page.page.locator(".letters span").first.click()
+    page.page.locator(".map-title", has_text="byte 1, “").wait_for()
+    assert violations(page) == []
+    page.page.set_viewport_size({"width": 390, "height": 844})
+    page.page.wait_for_timeout(200)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
 # --- views and addresses --------------------------------------------------------------------------------------------
 
 
@@ -167,10 +197,11 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("view", VIEWS[:1])
 def test_the_export_is_small_and_works_from_disk(view: str, page: Watched, exported: Path) -> None:
-    assert exported.stat().st_size < 4_500_000
+    assert exported.stat().st_size < 4_000_000
     page.open(f"file://{quote(str(exported))}#view={view}")
     page.page.wait_for_selector("[data-figure]")
     page.until_drawn(*page.shown())
+    page.show(page.page.url.split("#")[0], "models")  # whose weights are in the file
     assert [x for x in page.requests if not x.startswith(("data:", "about:")) and exported.name not in x] == []
     assert page.page.locator("input[type=file]").count() == 0, "a file of records needs posenc"
 

@@ -80,6 +80,8 @@ def decoder(name: str, scaling: ScalingLike | None = None) -> Decoder:
     said = header()
     if name not in said["models"]:
         raise ValueError(f"name must be one of {', '.join(said['models'])}, got {name!r}")
+    if scaling is not None and name != "rope":
+        raise ValueError(f"scaling is for rope, got {name}")
     model = build_model(configured(said["configuration"]), name, 0).double().eval()
     assert isinstance(model, Decoder)
     model.load_state_dict(weights(said["models"][name]["parameters"], weights_of(name)))
