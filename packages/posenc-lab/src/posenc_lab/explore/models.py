@@ -6,7 +6,7 @@ weight is its integer times the scale of its row. ``python -m study.page_models`
 files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ def quantised(model: torch.nn.Module) -> tuple[list[dict[str, Any]], bytes]:
     return listed, b"".join(floats + integers)
 
 
-def weights(listed: list[Mapping[str, Any]], packed: bytes) -> dict[str, Tensor]:
+def weights(listed: Sequence[Mapping[str, Any]], packed: bytes) -> dict[str, Tensor]:
     """The parameters in float64, in which integer times scale is exact."""
     count = sum(one["shape"][0] if one["is_int8"] else int(np.prod(one["shape"])) for one in listed)
     floats = np.frombuffer(packed, "<f4", count).astype(float)
@@ -82,9 +82,10 @@ def decoder(name: str, scaling: ScalingLike | None = None) -> Decoder:
         raise ValueError(f"name must be one of {', '.join(said['models'])}, got {name!r}")
     if scaling is not None and name != "rope":
         raise ValueError(f"scaling is for rope, got {name}")
-    model = build_model(configured(said["configuration"]), name, 0).double().eval()
+    config = configured(said["configuration"])
+    model = build_model(config, name, 0).double().eval()
     assert isinstance(model, Decoder)
     model.load_state_dict(weights(said["models"][name]["parameters"], weights_of(name)))
     if scaling is not None:
-        model.trunk.position = posenc.RoPE(model.trunk.position.head_dim, scaling=scaling)
+        model.trunk.position = posenc.RoPE(config.dim // config.heads, scaling=scaling)
     return model

@@ -280,7 +280,7 @@ def table(given: TableQuery) -> dict[str, Any]:
 def reading(given: Reading) -> dict[str, Any]:
     """The loss of each byte after the first, in bits."""
     length = header()["configuration"]["train_length"]
-    model = decoder(given.name, given.factor and scalings.YaRN(given.factor, length))
+    model = decoder(given.name, scalings.YaRN(given.factor, length) if given.factor else None)
     tokens = torch.tensor([given.tokens])
     with torch.no_grad():
         nats = torch.nn.functional.cross_entropy(model(tokens)[0, :-1], tokens[0, 1:], reduction="none")

@@ -2,7 +2,8 @@
 
 import { figure as models } from "posenc/figures/models.js";
 
-export const figure = { ...models, name: "shuffle" };
+const { defaults } = models;
+export const figure = { ...models, name: "shuffle", defaults: { ...defaults, text: defaults.text.slice(0, 128), byte: 60 } };
 
 export const question = {
     judge({ shuffle, model }, { models }) {
