@@ -378,10 +378,14 @@ def main() -> None:
         count, worst = compare(name)
         families[name] = described(name) | {"compared": count, "worst": float(f"{worst:.1e}")}
         print(f"{name}: {count} numbers, off by {worst:.1e}", flush=True)
-    types, errors = {}, {}
+    types, errors, wrong = {}, {}, []
     for name in sorted(CONFIG_MAPPING):
         types[name] = answer(name)
-        found = asked_figures(name) if types[name].startswith("asked") else None
+        try:
+            found = asked_figures(name) if types[name].startswith("asked") else None
+        except AssertionError as error:
+            wrong.append(str(error))
+            continue
         if found is not None:
             errors[name] = float(f"{found[1]:.1e}")
         print(f"{name}: {types[name]}, off by {errors.get(name)}", flush=True)
@@ -389,6 +393,8 @@ def main() -> None:
     record |= {"types": types, "errors": errors}
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), written(record), of_types(record)), encoding="utf-8")
+    if wrong:
+        raise SystemExit(f"{len(wrong)} families are not what was read: {'; '.join(wrong)}")
 
 
 if __name__ == "__main__":

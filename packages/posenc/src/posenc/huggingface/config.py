@@ -168,6 +168,8 @@ def _unread_keys(keys: Keys, given: Mapping[str, Any], said: ModelPositions, rea
         is_known = name in PUBLISHED or (len(path) == 1 and name in defaults) or (name == "rope_theta" and not turns)
         if value is None or name in keys.ignored or (len(path) == 1 and is_known and defaults.get(name) == value):
             continue
+        if len(path) > 1 and defaults.get(path[0]) == given[path[0]]:  # as the class has them
+            continue
         if (len(path) > 1 and name in read) or is_said(said, name, value) or _matters(keys, given, path, said):
             continue
         where = name if len(path) == 1 else f"{path[0]}{[*path[1:]]}"
