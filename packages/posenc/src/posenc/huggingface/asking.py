@@ -688,11 +688,11 @@ def _sinusoids(name: str, added: Tensor, rows: Tensor | None, padding: Any) -> S
     tries += [OffsetSinusoidal(dim, each) for each in dict.fromkeys((1, 2, (padding or 0) + 1))]
     for scheme in tries:
         offset = getattr(scheme, "offset", 0)
-        count = max(len(added), 0 if rows is None else len(rows) - offset)
+        all_rows = added if rows is None else rows[offset:]
+        count = max(len(added), len(all_rows))
         ours = scheme.table(Positions.arange(count), dtype=torch.float64)[0]
         bound = (torch.arange(count) * 2**-22 + 2**-20)[:, None]
-        seen = [added, *([] if rows is None else [rows[offset:]])]
-        if all(bool(((ours[: len(each)] - each).abs() <= bound[: len(each)]).all()) for each in seen):
+        if all(bool(((ours[: len(x)] - x).abs() <= bound[: len(x)]).all()) for x in (added, all_rows)):
             return scheme
     raise ValueError(f"what {name} adds to its input are no sinusoids in an order that is known")
 
