@@ -690,7 +690,9 @@ def _sinusoids(name: str, added: Tensor, rows: Tensor | None, padding: Any) -> S
         offset = getattr(scheme, "offset", 0)
         all_rows = added if rows is None else rows[offset:]
         count = max(len(added), len(all_rows))
-        ours = scheme.table(Positions.arange(count), dtype=torch.float64)[0]
+        table = scheme.table(Positions.arange(count), dtype=torch.float64)
+        assert table is not None
+        ours = table[0]
         bound = (torch.arange(count) * 2**-22 + 2**-20)[:, None]
         if all(bool(((ours[: len(x)] - x).abs() <= bound[: len(x)]).all()) for x in (added, all_rows)):
             return scheme
