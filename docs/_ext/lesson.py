@@ -30,7 +30,7 @@ PAGE = """# {title}
 ```{{explorer}} {name}
 ```
 
-## Question
+{foreseen}## Question
 
 {question}
 
@@ -42,6 +42,18 @@ PAGE = """# {title}
 </details>
 
 {onward}
+"""
+FORESEEN = """## Predict
+
+{predict}
+
+<details>
+<summary>What the picture shows</summary>
+
+{beliefs}
+
+</details>
+
 """
 LISTED = """
 {links}
@@ -73,7 +85,9 @@ def page(step: Step, steps: list[Step]) -> str:
         "Next": [one for one in steps if step.number and one.number == step.number + 1],
     }
     onward = [f"{word}: {link(one)}" for word, found in near.items() for one in found]
+    beliefs = "\n".join(f"- *{words}* {why}" for words, why in step.beliefs.values())
     return PAGE.format(
+        foreseen=FORESEEN.format(predict=step.predict, beliefs=beliefs) if step.predict else "",
         title=heading(step),
         name=step.name,
         text=step.text,
