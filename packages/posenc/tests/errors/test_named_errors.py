@@ -1123,6 +1123,7 @@ NO_ARGUMENTS = {
     "catalog",
     "onnx_operators",
     "models.KVCache",
+    "models.PositionalConvolution.reset_parameters",
 }
 # Called by `Scheme.forward`, `Scheme.rotation` and models, which have checked what they pass on.
 CHECKED_BEFORE = {"Scheme.bind", "Scheme.score", "Scheme.value", "models.ForwardPass.is_first"}

@@ -3,6 +3,7 @@
 import torch
 
 from posenc import KeyOffset, Positions
+from posenc.encoding import context
 from posenc.schemes import key_offset
 from tests.errors.wrong_calls import Row
 from tests.mutants import lines, oracles
@@ -11,15 +12,15 @@ MUTANTS = lines(
     oracles("key_offset"),
     (
         "leaks across documents",
-        key_offset,
-        "previous_tokens",
+        context,
+        "by_document",
         "document[:, 1:] != document[:, :-1]",
         "(document[:, 1:] != document[:, :-1]) & False",
     ),
     (
         "shifts by index",
-        key_offset,
-        "previous_tokens",
+        context,
+        "by_document",
         "_places(positions, positions)[0].argsort(dim=-1, stable=True)",
         "torch.arange(len(positions)).expand(positions.order.shape)",
     ),

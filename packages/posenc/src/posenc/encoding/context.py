@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -67,11 +67,16 @@ def previous_tokens(positions: Positions) -> Int[Tensor, "rows tokens"]:
     tokens = positions.order.size(1)  # len() would specialize a graph to one length
     if positions.layout.run is not None or tokens == 0:  # a contiguous text
         return (torch.arange(tokens, device=positions.device) - 1).clamp(min=0)[None]
-    index = _places(positions, positions)[0].argsort(dim=-1, stable=True)
-    document = positions.document.expand(index.shape).gather(-1, index)
-    is_first = torch.nn.functional.pad(document[:, 1:] != document[:, :-1], (1, 0), value=True)
+    index, is_first = by_document(positions)
     before = torch.where(is_first, index, index.roll(1, -1))
     return torch.zeros_like(index).scatter(-1, index, before)
+
+
+def by_document(positions: Positions) -> tuple[Int[Tensor, "rows tokens"], Bool[Tensor, "rows tokens"]]:
+    """The indices of tokens sorted by document and then order, and which of them are the first of a document."""
+    index = _places(positions, positions)[0].argsort(dim=-1, stable=True)
+    document = positions.document.expand(index.shape).gather(-1, index)
+    return index, torch.nn.functional.pad(document[:, 1:] != document[:, :-1], (1, 0), value=True)
 
 
 def following(
