@@ -351,14 +351,14 @@ def of_types(record: Mapping[str, Any]) -> str:
 
     def counted(names: Iterable[str]) -> str:
         said = [record["types"][name].partition(":")[0] for name in names]
-        return "{} by the table above, {} by asking, and {} are refused".format(
+        return "{} are in the table above, {} more are read, and {} are refused".format(
             *(said.count(how) for how in ("table", "asked", "refused"))
         )
 
     causal = [name for name in record["types"] if name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
     return (
         f"Of {len(record['types'])} types of transformers {record['transformers']}, {counted(record['types'])}. Of the "
-        f"{len(causal)} causal ones it is {counted(causal)}. A model of several parts is read by its text.\n\n"
+        f"{len(causal)} causal ones {counted(causal)}. A model of several parts is read by its text.\n\n"
         "| type | how | what its layers do, or why not | error |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
     )
 

@@ -158,7 +158,8 @@ def compared(config: Any, said: ModelPositions, kind: Any = None) -> tuple[list[
     calls, seen = run(model, ids, position_ids)
     _, at_zero = run(model, ids, position_ids * 0)
     masks, _ = run(model, ids, line if axes == 1 else line[None].expand(3, -1, -1))
-    found = [] if len(calls) == len(said.layers) else [f"{len(calls)} layers"]
+    # Some run all their layers several times.
+    found = [] if len(calls) % len(said.layers) == 0 else [f"{len(calls)} layers"]
     count, worst = 0, 0.0
     for n, (call, (scheme, window), layer) in enumerate(zip(calls, said.schedule, said.layers, strict=False)):
         plain = again(model, seen[n], at_zero[n]) if BY_PLACE & set(seen[n][2]) else call
@@ -200,9 +201,13 @@ def _undo(query: Tensor, key: Tensor, scheme: Scheme, factor: float) -> None:
             x[..., part.channels.start : part.channels.stop] /= factor
 
 
+MOVES = {"axk2", "deepseek_v32", "glm_moe_dsa"}
+"""Models that move channels whatever their configuration says."""
+
+
 def _in_ours(config: Any, x: Tensor) -> Tensor:
     """DeepSeek's code moves the turned channels from (2k, 2k + 1) to (k, k + d/2) as it turns them."""
-    if not getattr(config, "rope_interleave", False):
+    if not (getattr(config, "rope_interleave", False) or config.model_type in MOVES):
         return x
     first = config.qk_nope_head_dim
     turned = x[..., first:].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)

@@ -13,14 +13,21 @@ import { weighed } from "posenc/weighed.js";
 
 const [FAR, BACK, DIM, HEADS] = [40, 6, 16, 8]; // the distances shown, and the one that the question asks of
 const QUERIES = ["dog", "man"]; // two words that ask, at the same place
-const SPREAD = 0.5; // of learned numbers, at initialisation
+const SPREAD = 0.5; // of Shaw's numbers, which are drawn
+/** What one head of the trained T5 model of the view "Models" has learned, by bucket. */
+// prettier-ignore
+const LEARNED = [
+    0.59, 5.49, 5.48, 6.37, 3.29, 1.6, 0.85, -2.8, -8.8, -1.86, -15.38, -13.97,
+    -3.8, -7.62, -14.56, -13.54, -17.73, -16.92, -18.26, -15.93, -18.25, -15.53, -18.29, -18.89,
+    -10.97, -16.73, -12.38, -17.5, -7.55, -14.91, -12.58, -13.19,
+];
 
 const SHAW = { num_heads: null, max_distance: 16, values: false };
-const T5 = { num_buckets: 8, max_distance: 32, bidirectional: false };
+const T5 = { num_buckets: LEARNED.length, max_distance: 128, bidirectional: false };
 const CHOICES = [
     { value: "none", name: "No bias", scheme: "nope" },
     { value: "alibi", name: "ALiBi", scheme: "alibi", options: { form: "causal" } },
-    { value: "buckets", name: "T5, 8 buckets", scheme: "t5", options: T5, learns: "weight" },
+    { value: "buckets", name: "T5, a head of a trained model", scheme: "t5", options: T5, learns: "weight" },
     { value: "shaw", name: "Shaw, up to 16 tokens", scheme: "shaw", options: SHAW, learns: "key_table" },
 ];
 
@@ -32,7 +39,11 @@ function call({ scheme: value, head: number }, app) {
     const entry = entryOf(app, name);
     const options = { ...optionsOf(entry, "", { num_heads: HEADS, head_dim: DIM }), ...own };
     const shape = SCHEMES[name].learned(options)[learns]?.shape;
-    const parameters = shape ? { [learns]: { shape, data: drawn(shape[0] * shape[1], 1).map((x) => SPREAD * x) } } : {};
+    const data =
+        learns === "weight"
+            ? Float64Array.from({ length: HEADS * LEARNED.length }, (_, n) => LEARNED[Math.floor(n / HEADS)])
+            : shape && drawn(shape[0] * shape[1], 1).map((x) => SPREAD * x);
+    const parameters = shape ? { [learns]: { shape, data } } : {};
     const vectors = drawn(QUERIES.length * DIM, 0);
     const q = new Heads(HEADS, QUERIES.length, DIM).map(DIM, (to, _, head, n) =>
         to.set(vectors.subarray(n * DIM, (n + 1) * DIM)),
@@ -79,8 +90,11 @@ export const figure = {
         const { entry, options, head, learns, shape } = call(state, app);
         const scheme = `scheme = ${python(entry, options)}`;
         const numbers =
-            `scheme.${learns}.data = ` +
-            `${SPREAD} * seeded_normal(${shape?.[0] * shape?.[1]}, 1).view${literal(shape ?? null)}`;
+            learns === "weight"
+                ? `learned = torch.tensor([${LEARNED.join(", ")}]).double()  # by bucket\n` +
+                  `scheme.weight.data = learned[:, None].repeat(1, ${HEADS})`
+                : `scheme.${learns}.data = ${SPREAD} * ` +
+                  `seeded_normal(${shape?.[0] * shape?.[1]}, 1).view${literal(shape ?? null)}`;
         return (
             `from posenc.rotation.phases import seeded_normal  # Gaussian numbers of a seed\n` +
             `q = seeded_normal(${QUERIES.length * DIM}, 0).view(2, 1, 1, ${DIM})` +
