@@ -103,12 +103,11 @@ class Rotary(Scheme):
         if type(self).frequencies is Rotary.frequencies:
             self._try_scaling()
 
-    @torch.no_grad()
     def _try_scaling(self) -> None:
         """Raises the errors of a scaling that does not fit these pairs, such as one of another width, when the scheme
         is made. A subclass with frequencies of its own calls it when it has what these need."""
         if self.scaling is not None and compat.is_eager():
-            with torch.device("cpu"):
+            with torch.no_grad(), torch.device("cpu"):
                 self.frequencies(lengths=torch.ones(1, dtype=torch.int64) if self.needs_lengths else None)
 
     @property

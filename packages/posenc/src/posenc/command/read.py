@@ -265,6 +265,8 @@ def _read(path: Path, expected: dict[str, Any]) -> dict[str, dict[str, Any]]:
     for at, right in _rows(expected).items():
         where = "the input" if at == "input" else f"layer {right['layers'][0]}"
         row = rows.get(at, {})
+        if not isinstance(row, dict):
+            raise ValueError(f"{path} must have an object for {where}, got {row!r}")
         for name in (each for each in (*BEFORE, *AFTER) if each in right):
             if name not in row and name in (*BEFORE, "scores"):
                 continue

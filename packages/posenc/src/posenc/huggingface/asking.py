@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 
 from posenc.huggingface import indexers
 from posenc.huggingface.families import ACROSS
+from posenc.huggingface.loading import RECORD
 from posenc.huggingface.reading import Keys, Layer, ModelPositions, reason, scaled, summarize_model
 from posenc.huggingface.variants import Frequencies, OffsetLearned, OffsetSinusoidal
 from posenc.positions.positions import Positions
@@ -460,6 +461,8 @@ def _build(config: Any, stack: str | None = None) -> nn.Module:
         raise ValueError("transformers has no model of this type alone")
     config = copy.deepcopy(config)
     config._experts_implementation = "eager"
+    for name in (RECORD, "attn_implementation"):  # of a patched model, whose own positions are asked for
+        vars(config).pop(name, None)
     with _Cheap(), no_init_weights(), torch.random.fork_rng(devices=[]):
         model: Any = kind._from_config(config, attn_implementation=NAME, dtype=torch.float64)
     if stack is not None and "CausalLM" not in kind.__name__:
@@ -592,7 +595,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
                 scheme = QueryScale(scheme.form, length=tuned, strength=scheme.strength)
             chosen = _indexed(scheme, [(each.calls[n], each.places) for each in (masks, answer, *again)], chosen_by)
             is_causal = bool(call.options.get("is_causal", getattr(call.module, "is_causal", True)))
-            window, causal = _window(masks.calls[n].mask, config, is_causal)
+            window, causal = _window(_ruled(masks.calls[n], masks.calls, config, is_causal), config, is_causal)
             slides = call.options.get("sliding_window")
             reach = window if not isinstance(window, tuple) or window[0] is None else window[0] + 1
             if slides is not None and slides != reach:
@@ -747,6 +750,17 @@ BOUNDED = re.compile("window|slid|chunk|local|span|sparse|block_size|top_?k$|ind
 """Keys that may bound what a query sees."""
 
 
+def _ruled(call: Call, calls: list[Call], config: Any, is_causal: bool) -> Any:
+    """The mask of a layer. A copy, as layers have it that share keys, has lost its rule: then that of layers that are
+    told of the same window, where they have one."""
+    if call.mask is None or getattr(call.mask, "rule", None) is not None:
+        return call.mask
+    told = call.options.get("sliding_window")
+    masks = [each.mask for each in calls if each.options.get("sliding_window") == told]
+    masks = [mask for mask in masks if getattr(mask, "rule", None) is not None and torch.equal(mask, call.mask)]
+    return masks[0] if len({_window(mask, config, is_causal) for mask in masks}) == 1 else call.mask
+
+
 def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
     """The window of a layer, and whether it is causal, from its mask."""
     if mask is None and is_causal:
@@ -767,7 +781,8 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
             )
     else:
         sees = {}
-        for i in QUERIES:
+        numbers = [value for name, value in vars(config).items() if BOUNDED.search(name) and type(value) is int]
+        for i in (*QUERIES, *(n + 9 for n in numbers if QUERIES[-1] <= n <= ROWS)):
             there = torch.arange(2 * i + 8 if i else 2**18)
             each = torch.as_tensor(rule(torch.tensor(0), torch.tensor(0), torch.tensor(i), there))
             sees[i] = torch.broadcast_to(each, there.shape).nonzero().flatten()

@@ -181,14 +181,22 @@ def _unread_keys(keys: Keys, given: Mapping[str, Any], said: ModelPositions, rea
 
 def _matters(keys: Keys, given: Mapping[str, Any], path: tuple[str, ...], said: ModelPositions) -> bool:
     """Whether a configuration without a key, or also without a list that transformers derives from it, says another."""
-    lists = [(name,) for name, value in given.items() if isinstance(value, list) and name != path[0]]
+    name = path[-1]
+    value: Any = functools.reduce(lambda at, key: at[key], path, given)
+    lists = [(each,) for each, found in given.items() if isinstance(found, list) and each != path[0]]
     try:
         others = [_without(keys.config, given, path)]
+        if type(value) is int and len(path) == 1:  # it may be the default that a class has beside its keys
+            more = _made(keys.config, {**given, name: value + 1})
+            if _rest(more, name) != _rest(keys.config, name):
+                return True
         for each in lists:
             rest, less = (_without(keys.config, given, each, *more) for more in ((), (path,)))
             values = [getattr(config, each[0], None) for config in (keys.config, rest, less)]
             if values[0] == values[1] != values[2]:
                 others.append(less)
+        # What says the same need not be asked again.
+        others = [config for config in others if config.to_dict() != keys.config.to_dict()]
         found = [_read(Keys(config, keys.inside, keys.ignored)) for config in others]
     except ValueError:  # a model that does not run without it
         return True
@@ -200,10 +208,20 @@ def _without(config: Any, given: Mapping[str, Any], *paths: tuple[str, ...]) -> 
     less = copy.deepcopy(dict(given))
     for path in paths:
         functools.reduce(lambda at, key: at[key], path[:-1], less).pop(path[-1], None)
+    return _made(config, less)
+
+
+def _made(config: Any, given: Mapping[str, Any]) -> Any:
+    """Another configuration of the same class."""
     try:
-        return type(config).from_dict(less)
+        return type(config).from_dict(copy.deepcopy(dict(given)))
     except Exception as error:  # of any type
         raise ValueError(reason(error)) from error
+
+
+def _rest(config: Any, name: str) -> dict[str, Any]:
+    """What a configuration says, but for a key."""
+    return {key: value for key, value in config.to_dict().items() if key != name}
 
 
 def _raw(config: Any) -> dict[str, Any] | None:
@@ -212,7 +230,10 @@ def _raw(config: Any) -> dict[str, Any] | None:
         path = Path(config)
         path = path / "config.json" if path.is_dir() else path
         if not path.is_file():
-            raise ValueError(f"config must be a file or a folder with a config.json, and there is no {str(path)!r}")
+            raise ValueError(
+                f"config must be a file or a folder with a config.json, and there is no {str(path)!r}: nothing is "
+                "downloaded; for a family's defaults give {'model_type': its name}"
+            )
         if path.stat().st_size > BYTES:
             raise ValueError(f"config must have at most {BYTES} bytes, and {str(path)!r} has {path.stat().st_size}")
         try:

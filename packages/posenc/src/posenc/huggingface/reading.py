@@ -86,7 +86,9 @@ def reason(error: Exception) -> str:
     return f"{kind}{said[:300]}{'...' if len(said) > 300 else ''}"
 
 
-EXTRAS = re.compile("window|slid|chunk|yarn|ntk|logn|xpos|interpolat|dilat|sink|nope|scal|soft|temp|tun|interleav")
+EXTRAS = re.compile(
+    "window|slid|chunk|yarn|ntk|logn|xpos|interpolat|dilat|sink|nope|scal|soft|temp|tun|interleav|mrope"
+)
 """Keys about what a model may have beside its positions: false is then the same as none."""
 
 

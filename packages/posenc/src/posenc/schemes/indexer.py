@@ -136,7 +136,8 @@ class Indexer(nn.Module):
         query, key = encoding.rotate_query(query), encoding.rotate_key(key)[:, 0].mT
         scores = query.new_zeros(shape)
         for h in range(self.num_heads):
-            each = (query[:, h] @ key).relu()
+            with torch.autocast(query.device.type, enabled=False):
+                each = (query[:, h] @ key).relu()
             if weights is not None:
                 each = each * weights[:, h, :, None].to(dtype).masked_fill(~seen.any(2)[..., None], 0.0)
             scores = scores + each

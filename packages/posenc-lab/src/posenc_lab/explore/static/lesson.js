@@ -148,24 +148,14 @@ function quiz(steps, questions) {
     const items = questions.map(({ step: name, words, answers }, n) => {
         const step = steps.find((one) => one.name === name);
         const said = element("span", { class: "judged", role: "status" });
-        const button = (answer, at) =>
-            element(
-                "button",
-                {
-                    type: "button",
-                    onclick() {
-                        if (at) said.replaceChildren("No. ", link(step, `Step ${step.number}`), " has the answer.");
-                        else said.replaceChildren(element("strong", {}, "Right."));
-                        said.classList.toggle("right", !at);
-                        if (at) right.delete(name);
-                        else right.add(name);
-                        sum.textContent = `${right.size} of ${questions.length} right.`;
-                    },
-                },
-                answer,
-            );
-        const shown = answers.map(button);
-        // The right one, which is the first, stands at another place in each question.
+        const press = (at) => () => {
+            if (at) said.replaceChildren("No. ", link(step, `Step ${step.number}`), " has the answer.");
+            else said.replaceChildren(element("strong", {}, "Right."));
+            said.classList.toggle("right", !at);
+            right[at ? "delete" : "add"](name);
+            sum.textContent = `${right.size} of ${questions.length} right.`;
+        };
+        const shown = answers.map((words, at) => element("button", { type: "button", onclick: press(at) }, words));
         shown.splice((n * 7 + 1) % answers.length, 0, shown.shift());
         return element("li", {}, element("p", {}, words), ...shown, said);
     });

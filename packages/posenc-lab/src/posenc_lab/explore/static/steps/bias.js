@@ -15,7 +15,6 @@ const [FAR, BACK, DIM, HEADS] = [40, 6, 16, 8]; // the distances shown, and the 
 const QUERIES = ["dog", "man"]; // two words that ask, at the same place
 const SPREAD = 0.5; // of Shaw's numbers, which are drawn
 /** What one head of the trained T5 model of the view "Models" has learned, by bucket. */
-// prettier-ignore
 const LEARNED = [
     0.59, 5.49, 5.48, 6.37, 3.29, 1.6, 0.85, -2.8, -8.8, -1.86, -15.38, -13.97,
     -3.8, -7.62, -14.56, -13.54, -17.73, -16.92, -18.26, -15.93, -18.25, -15.53, -18.29, -18.89,

@@ -17,7 +17,7 @@ const SCHEMES = ["rope", "alibi", "t5"];
 
 /** What is new to each family past the trained length. */
 const CAUSES = {
-    nope: "nothing; but more keys share the weights, so attention becomes flatter",
+    nope: "counts of keys that are higher than any in training; and attention becomes flatter",
     sinusoidal: "vectors that were never added to a word",
     learned: "the table has no more rows: there is no answer",
     rope: "angles of the slow pairs",
