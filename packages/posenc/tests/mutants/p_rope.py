@@ -8,14 +8,14 @@ from tests.mutants import Lawless, Mutant, lines, oracles
 from tests.schemes import test_rotary_schemes
 
 
-def as_partial(self: Rotary, *arguments: Any, its: Any = Rotary.frequencies) -> Any:
+def as_partial(self: Rotary, *arguments: Any, its: Any = Rotary.frequencies, **named: Any) -> Any:
     """The pairs of partial rotation too."""
     scaling = self.scaling
     if not isinstance(scaling, Proportional):
-        return its(self, *arguments)
+        return its(self, *arguments, **named)
     self.rotary_dim, self.scaling = 2 * int(scaling.share * self.head_dim // 2), None
     try:
-        return its(self, *arguments)
+        return its(self, *arguments, **named)
     finally:
         self.scaling = scaling
 

@@ -170,6 +170,8 @@ def _unread_keys(keys: Keys, given: Mapping[str, Any], said: ModelPositions, rea
             continue
         if len(path) > 1 and defaults.get(path[0]) == given[path[0]]:  # as the class has them
             continue
+        if name == "partial_rotary_factor" and value == 1:  # all channels
+            continue
         if (len(path) > 1 and name in read) or is_said(said, name, value) or _matters(keys, given, path, said):
             continue
         where = name if len(path) == 1 else f"{path[0]}{[*path[1:]]}"
