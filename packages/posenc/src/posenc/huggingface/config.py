@@ -164,7 +164,7 @@ def _unread_keys(keys: Keys, given: Mapping[str, Any], said: ModelPositions, rea
         for entry, value in params.items() if isinstance(params, Mapping) else ():
             paths += [(name, entry, each) for each in value] if isinstance(value, Mapping) else [(name, entry)]
     for path in paths:
-        name, value = path[-1], functools.reduce(lambda at, key: at[key], path, given)
+        name, value = path[-1], _at(given, path)
         is_known = name in PUBLISHED or (len(path) == 1 and name in defaults) or (name == "rope_theta" and not turns)
         if value is None or name in keys.ignored or (len(path) == 1 and is_known and defaults.get(name) == value):
             continue
@@ -181,10 +181,14 @@ def _unread_keys(keys: Keys, given: Mapping[str, Any], said: ModelPositions, rea
     return remarks
 
 
+def _at(given: Any, path: tuple[str, ...]) -> Any:
+    """What dictionaries within one another hold."""
+    return functools.reduce(lambda at, key: at[key], path, given)
+
+
 def _matters(keys: Keys, given: Mapping[str, Any], path: tuple[str, ...], said: ModelPositions) -> bool:
     """Whether a configuration without a key, or also without a list that transformers derives from it, says another."""
-    name = path[-1]
-    value: Any = functools.reduce(lambda at, key: at[key], path, given)
+    name, value = path[-1], _at(given, path)
     lists = [(each,) for each, found in given.items() if isinstance(found, list) and each != path[0]]
     try:
         others = [_without(keys.config, given, path)]
