@@ -81,7 +81,7 @@ def reason(error: Exception) -> str:
     configuration before it checks them."""
     if type(error).__name__ == "UnpicklingError":
         return "its weights are pickled Python objects, which can run any code when read: save them as safetensors"
-    said = " ".join(str(error).split())
+    said = re.sub(r"<module '([^']+)' from [^>]*>", r"\1", " ".join(str(error).split()))
     kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
     return f"{kind}{said[:300]}{'...' if len(said) > 300 else ''}"
 
