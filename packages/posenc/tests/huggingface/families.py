@@ -326,7 +326,8 @@ def asked_figures(name: str) -> Figures | None:
 
 
 REASON = re.compile(
-    r"^.*?, whose code was asked: |^.*?, got '[^']*'(, )?| \(the configurations of its parts.*"
+    r"^the positions of .*? could not be read from its model's code: |^.*?, got '[^']*'(, )?"
+    r"| \(the configurations of its parts.*"
     r"| \(did you mean '[^']*'\?\)$",
     re.S,
 )

@@ -148,8 +148,16 @@ def test_scalings_are_named(name: str, given: dict[str, Any], words: str) -> Non
 
 
 CASES: list[tuple[str, dict[str, Any], str]] = [
-    ("mamba", {}, "'mamba', whose code was asked: its attention is code of its own, which calls no function of transf"),
-    ("gpt_neo", {}, "'gpt_neo', whose code was asked: it has attention classes of its own, and takes no other"),
+    (
+        "mamba",
+        {},
+        "its model's code: its attention is code of its own, which calls no function of transf",
+    ),
+    (
+        "gpt_neo",
+        {},
+        "of gpt_neo could not be read from its model's code: it has attention classes of its own, and takes no other",
+    ),
     ("ctrl", {}, "tokens already differ where transformer.h.0.multi_head_attention.Wq.weight takes them"),
     ("nanochat", {"num_hidden_layers": 600}, "its num_hidden_layers must be within 1..512, got 600"),
     (

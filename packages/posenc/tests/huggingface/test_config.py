@@ -196,26 +196,6 @@ def test_dinov3_rotates_no_register_and_draws_nothing() -> None:
     assert "grid(height, width, prefix=3)" in repr(said)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "given", "wanted"),
-    [
-        ("mistral", {"sliding_window": 262144, "max_position_embeddings": 1048576}, "window of 262144 keys"),
-        ("gemma3_text", {"sliding_window_pattern": 6}, "layers 5, 11: RoPE, base 1000000"),
-        ("cohere2", {"sliding_window_pattern": 4}, "layers 3, 7, 11: NoPE"),
-        (
-            "modernbert",
-            {"global_attn_every_n_layers": 3, "local_attention": 128},
-            "window of 64 keys back and 64 ahead",
-        ),
-        ("qwen2", {"use_mrope": False}, "RoPE, base 10000"),
-        ("qwen2", {"sliding_window": 131072, "use_sliding_window": False}, "sliding_window = 131072 is not read"),
-    ],
-)
-def test_published_keys_are_read_as_published(model_type: str, given: dict[str, Any], wanted: str) -> None:
-    """Defaults that classes have beside their keys, and windows beyond the queries that are asked."""
-    assert wanted in repr(scheme_from_config({"model_type": model_type, "num_hidden_layers": 12, **given}))
-
-
 KEPT = json.loads(RECORD.read_text(encoding="utf-8"))
 AGAIN = "python -m tests.huggingface.families"
 

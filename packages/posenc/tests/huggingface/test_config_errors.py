@@ -142,7 +142,10 @@ REFUSED: list[tuple[Any, str]] = [
     (rope(type="dynamic", rope_type="linear", factor=2.0), r"\['type'\] contradicts rope_type 'linear', got 'dynamic'"),
     (rope(**YARN, beta_fsat=16), "has the key 'beta_fsat' = 16, which is about positions, and ll"),
     (rope(**YARN, mscale=1.0), r"\['mscale'\] is only read if both mscale and mscale_all_dim are above 0, got 1.0"),
-    (rope(rope_type="axial"), "got 'llama', whose code was asked: its model could not be built: KeyError: 'axial'"),
+    (
+        rope(rope_type="axial"),
+        "of llama could not be read from its model's code: its model could not be built: KeyError: 'axial'",
+    ),
     (
         LLAMA | {"partial_rotary_factor": 0.5},
         "llama has the key 'partial_rotary_factor' = 0.5, which is about positions",
@@ -173,21 +176,21 @@ REFUSED: list[tuple[Any, str]] = [
     # parts, and models that are not read
     (of("llava", text_config=of("llama"), rope_theta=5.0), "llava has the key 'rope_theta' = 5.0, .* outside its text"),
     (WITH_T5 | {"part": "decoder"}, "part must be None for opt, which is one model, got 'decoder'"),
-    (of("rwkv"), "got 'rwkv', whose code was asked: its attention is code of its own"),
+    (of("rwkv"), "of rwkv could not be read from its model's code: its attention is code of its own"),
     (of("lama"), r"got 'lama' \(did you mean 'llama'\?\)"),
     ({}, "config must have a model_type, got None"),
     (
         of("llama4", part="vision"),
-        "got 'llama4_vision_model', whose code was asked: it takes pixel_values, and no input",
+        "of llama4_vision_model could not be read from its model's code: it takes pixel_values, and no input",
     ),
     (of("llama", part="text"), "part must be one that llama has, and it has no text_config, got 'text'"),
     (
         of("speech_to_text", part="encoder"),
-        "got 'speech_to_text', whose code was asked: it takes input_features, and no",
+        "of speech_to_text could not be read from its model's code: it takes input_features, and no",
     ),
     (
         of("sam"),
-        "whose code was asked: .*the configurations of its parts, such as prompt_encoder_config, are read alone",
+        "its model's code: .*the configurations of its parts, such as prompt_encoder_config, are read alone",
     ),
     *((of(family, part="both"), "part must be 'encoder' or 'decoder', got 'both'") for family in ("t5", "bart")),
     (7, "config must be a configuration of transformers, its dictionary, or a path to a config.json, got 7"),
@@ -275,6 +278,13 @@ PUBLISHED: list[tuple[dict[str, Any], str]] = [
     (of("llama", max_sequence_length=16384), "2048 positions"),
     (of("llama", use_dynamic_ntk=False, use_sliding_window=False, rope_interleaved=False), "2048 positions"),
     (rope(**YARN, finetuned=True), "YaRN(factor=4.0, original_length=64)"),
+    # Defaults that classes have beside their keys, and a window beyond the queries that are asked.
+    (of("mistral", sliding_window=262_144, max_position_embeddings=1_048_576), "window of 262144 keys"),
+    (of("gemma3_text", num_hidden_layers=12, sliding_window_pattern=6), "layers 5, 11: RoPE, base 1000000"),
+    (of("cohere2", num_hidden_layers=12, sliding_window_pattern=4), "layers 3, 7, 11: NoPE"),
+    (of("modernbert", global_attn_every_n_layers=3, local_attention=128), "window of 64 keys back and 64 ahead"),
+    (of("qwen2", use_mrope=False), "RoPE, base 10000"),
+    (of("qwen2", sliding_window=131_072, use_sliding_window=False), "sliding_window = 131072 is not read"),
 ]
 
 
@@ -306,7 +316,7 @@ class OwnConfig(transformers.PretrainedConfig):
 def test_a_model_that_transformers_does_not_have_is_not_guessed() -> None:
     sizes = {"hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 2, "max_position_embeddings": 64}
     rotates = OwnConfig(**sizes, rope_parameters={"rope_type": "default", "rope_theta": 3e4})
-    with pytest.raises(ValueError, match="got 'own_decoder'"):
+    with pytest.raises(ValueError, match="positions of own_decoder could not be read"):
         scheme_from_config(rotates)
 
 

@@ -94,6 +94,8 @@ def test_of_equal_scores_the_earlier_keys_are_chosen() -> None:
     assert made == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 0]]
     blocks = Indexer(2, NoPE(), 2, block=2)(query, -key, is_causal=True)[0, 0].int().tolist()  # all scores 0
     assert blocks == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 1]]
+    low = Indexer(2, NoPE(), 5)(1e19 * query, 1e19 * key, -torch.ones(1, 2, 5), is_causal=True)  # below all floats
+    assert torch.equal(low[0, 0], torch.ones(5, 5).tril().bool())
 
 
 @pytest.mark.parametrize("block", [1, 3])
@@ -160,6 +162,10 @@ def test_half_precision_is_computed_in_float32() -> None:
     scores = indexer.scores(query, key, weights)
     assert scores.dtype == torch.float32
     torch.testing.assert_close(scores, indexer.scores(query.float(), key.float(), weights.float()), rtol=0, atol=0)
+    given = drawn(11, 11)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = indexer.scores(*(x.float() for x in given))
+    torch.testing.assert_close(scores, indexer.scores(*(x.float() for x in given)), rtol=0, atol=0)
 
 
 def test_it_is_one_graph() -> None:

@@ -102,7 +102,9 @@ def _asked(keys: Keys) -> ModelPositions:
             name for name in getattr(keys.config, "sub_configs", {}) if getattr(keys.config, name, None) is not None
         ]
         parts = f" (the configurations of its parts, such as {inner[0]}, are read alone)" if inner else ""
-        raise _unread(keys.model_type, f", whose code was asked: {error}{parts}") from error
+        raise ValueError(
+            f"the positions of {keys.model_type} could not be read from its model's code: {error}{parts}"
+        ) from error
     blocks = keys.inside == "gemma4" and keys.get("use_bidirectional_attention") == "vision"
     if blocks or keys.inside in ("gemma3", "shieldgemma2"):  # a mask for images, which a text does not show
         windows = [window for _, window in said.schedule]
@@ -114,8 +116,8 @@ def _asked(keys: Keys) -> ModelPositions:
     return said
 
 
-def _unread(model_type: str, why: str = "") -> ValueError:
-    """The error for a family that is not read."""
+def _unread(model_type: str) -> ValueError:
+    """The error for a family that transformers does not have."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     near = (
@@ -123,7 +125,7 @@ def _unread(model_type: str, why: str = "") -> ValueError:
         if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         else meant(model_type, (*READERS, *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
     )
-    return ValueError(f"model_type must be one of docs/huggingface.md, got {model_type!r}{why}{near}")
+    return ValueError(f"model_type must be one of docs/huggingface.md, got {model_type!r}{near}")
 
 
 # -- keys that change nothing -----------------------------------------------------------------------------------------

@@ -23,8 +23,9 @@ class Indexer(nn.Module):
 
     The result is a mask for all heads of the layer's attention, ``posenc.attention(..., attn_mask=indexer(...))``. Of
     equal scores the earlier key in the tensor is chosen. A query that sees at most ``top_k`` keys attends to all of
-    them. Keys that a query does not see (later ones if causal, padding, other documents) are never chosen, and have no
-    effect, even if they are NaN. A NaN score of a key that it sees counts as the greatest.
+    them. Keys that a query does not see (later ones if causal, padding, other documents) are never chosen. Those that
+    no query sees have no effect on any gradient either, even if they are NaN. A NaN score of a key that it sees counts
+    as the greatest.
 
     The layout and the channels of the rotation are those of the checkpoint, and often not those of the attention beside
     it. In layers with interleaved pairs on the last channels of a head, the indexer has, with n = qk_rope_head_dim:
@@ -142,7 +143,8 @@ class Indexer(nn.Module):
                 each = each * weights[:, h, :, None].to(dtype).masked_fill(~seen.any(2)[..., None], 0.0)
             scores = scores + each
         scale = 1 / math.sqrt(self.num_heads * query.size(-1)) if self.scale is None else self.scale
-        return (scores * scale).masked_fill(~eligible, -math.inf), seen, start, whole_blocks
+        scores = (scores * scale).clamp(min=torch.finfo(dtype).min)  # -inf is for keys that are not seen
+        return scores.masked_fill(~eligible, -math.inf), seen, start, whole_blocks
 
     def _starts(self, positions: Positions) -> Int[Tensor, "rows keys"]:
         """The index of the first key of each key's block."""

@@ -158,7 +158,7 @@ function whyOf(app) {
         const found = curves[name][at]?.[0];
         return Number.isFinite(found) ? found.toFixed(2) : "undefined";
     };
-    const heading = ["what is new", ...ends.map((at) => `loss at ${count(lengths[at])}`)];
+    const heading = ["what is new", ...ends.map((at) => `bits per byte at ${count(lengths[at])}`)];
     const rows = Object.entries(CAUSES).map(([name, cause]) =>
         row(entryOf(app, name).title, [cause, ...ends.map((at) => loss(name, at))]),
     );
