@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,8 @@ def _entries(keys: Keys) -> set[str]:
         share = read.optional("partial_rotary_factor")
         if kind in ROPE_TYPES:
             read.scaling(kind, share or 1.0, keys.get("max_position_embeddings"))
-        found |= read.was_read
+        # HunYuan's alpha takes the place of all that the scaling reads.
+        found |= read.was_read if params.get("alpha") is None else {"alpha"}
         found -= {"rope_theta"} if kind == "proportional" else {"rope_theta", "partial_rotary_factor"}
     return found
 
@@ -189,26 +191,48 @@ def _at(given: Any, path: tuple[str, ...]) -> Any:
 
 
 def _matters(keys: Keys, given: Mapping[str, Any], path: tuple[str, ...], said: ModelPositions) -> bool:
-    """Whether a configuration without a key, or also without a list that transformers derives from it, says another."""
+    """Whether a configuration without a key, or also without a list that transformers derives from it, says another;
+    with another number, if there must be one; or transformers has the same value without it."""
     name, value = path[-1], _at(given, path)
-    lists = [(each,) for each, found in given.items() if isinstance(found, list) and each != path[0]]
     try:
         others = [_without(keys.config, given, path)]
-        if type(value) is int and len(path) == 1:  # it may be the default that a class has beside its keys
-            more = _made(keys.config, {**given, name: value + 1})
-            if _rest(more, name) != _rest(keys.config, name):
-                return True
-        for each in lists:
-            rest, less = (_without(keys.config, given, each, *more) for more in ((), (path,)))
-            values = [getattr(config, each[0], None) for config in (keys.config, rest, less)]
-            if values[0] == values[1] != values[2]:
-                others.append(less)
-        # What says the same need not be asked again.
-        others = [config for config in others if config.to_dict() != keys.config.to_dict()]
-        found = [_read(Keys(config, keys.inside, keys.ignored)) for config in others]
-    except ValueError:  # a model that does not run without it
-        return True
+        with suppress(KeyError, TypeError):
+            if _at(others[0].to_dict(), path) == value:
+                return len(path) > 1 or _is_hidden(keys, given, name, value)
+        for each in [(name,) for name, found in given.items() if isinstance(found, list) and name != path[0]]:
+            with suppress(ValueError):  # transformers cannot derive this list
+                rest, less = (_without(keys.config, given, each, *more) for more in ((), (path,)))
+                values = [getattr(config, each[0], None) for config in (keys.config, rest, less)]
+                if values[0] == values[1] != values[2]:
+                    others.append(less)
+        differs = _differ(keys, others, said)
+    except ValueError:  # neither transformers nor the model does without it
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return True
+        more = copy.deepcopy(dict(given))
+        _at(more, path[:-1])[name] = value + 1
+        try:
+            differs = _differ(keys, [_made(keys.config, more)], said)
+        except ValueError:
+            return True
+    return differs or _is_hidden(keys, given, name, value)
+
+
+def _differ(keys: Keys, others: list[Any], said: ModelPositions) -> bool:
+    """Whether any configuration says something else. One that is the same need not be asked."""
+    others = [config for config in others if config.to_dict() != keys.config.to_dict()]
+    found = [_read(Keys(config, keys.inside, keys.ignored)) for config in others]
     return any(repr(replace(each, remarks=())) != repr(replace(said, remarks=())) for each in found)
+
+
+def _is_hidden(keys: Keys, given: Mapping[str, Any], name: str, value: Any) -> bool:
+    """Whether a class has a default beside its keys, which this number equals: another changes what it derives."""
+    if type(value) is not int or name not in given:
+        return False
+    try:
+        return _rest(_made(keys.config, {**given, name: value + 1}), name) != _rest(keys.config, name)
+    except ValueError:
+        return True
 
 
 def _without(config: Any, given: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:

@@ -313,7 +313,7 @@ def is_said(said: ModelPositions, name: str, value: Any) -> bool:
         return len(pairs) == len(set(map(repr, value))) == len(set(layers)) > 1
     seen: list[tuple[str, Any]] = [("max|length|positions", said.length)]
     for (scheme, window), layer in zip(said.schedule, said.layers, strict=True):
-        seen += [("window|chunk", getattr(window, "size", window)), ("cap", layer.softcap)]
+        seen += [("(window|chunk)(?!_layers)", getattr(window, "size", window)), ("cap", layer.softcap)]
         if layer.scale is not None:
             seen += [("scal|multipl", layer.scale), ("pre_attn_scalar", layer.scale**-2)]
         for part in scheme.parts:
