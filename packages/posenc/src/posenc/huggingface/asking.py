@@ -155,20 +155,19 @@ class _Cheap(TorchFunctionMode):
 
 def _asks(module: nn.Module) -> bool:
     """Whether a module calls transformers' table of attention functions itself."""
-    return _source_asks(type(module).__mro__)
+    return _code_asks(type(module))  # type: ignore[arg-type]  # mypy takes a class for one without a hash
 
 
 @functools.lru_cache(maxsize=1024)
-def _source_asks(kinds: tuple[type, ...]) -> bool:
-    for each in kinds:
-        if each.__module__.startswith("transformers.models."):
-            try:
-                source = inspect.getsource(each)
-            except (OSError, TypeError):
-                continue
-            if "ALL_ATTENTION_FUNCTIONS" in source and issubclass(each, nn.Module):
-                return True
-    return False
+def _code_asks(kind: type) -> bool:
+    methods = [
+        inspect.unwrap(method)
+        for each in kind.__mro__
+        if each.__module__.startswith("transformers.models.")
+        for method in vars(each).values()
+        if inspect.isfunction(method)
+    ]
+    return any("ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names for method in methods)
 
 
 def _is_heavy(module: nn.Module) -> bool:
