@@ -51,13 +51,14 @@ def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> st
         steps=lesson.lesson(),
         html=lesson.html,
         html_of_line=lesson.html_of_line,
-        packed={"data": packed(json.dumps(data, allow_nan=False, separators=(",", ":")).encode())}
-        | {
-            f"model-{name}": packed(models.weights_of(name))
+        data=packed(json.dumps(data, allow_nan=False, separators=(",", ":")).encode()),
+        models={
+            name: packed(models.weights_of(name))
             for name in content.get("models", {}).get("models", ())
             if not server
         },
         imports=Markup(import_map(server)),
+        preloaded=json.loads(import_map(server))["imports"].values() if server else (),
         policy="" if server else policy(server),
         version=posenc.__version__,
     )

@@ -21,6 +21,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from starlette.datastructures import Headers
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
@@ -329,6 +330,7 @@ def application(content: Mapping[str, Any]) -> FastAPI:
     page, headers = explorer(content, server=True), {"Content-Security-Policy": policy(server=True)}
     app = FastAPI(title="posenc explorer", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Bounded)
+    app.add_middleware(GZipMiddleware)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
 
     def answered(compute: Callable[[], Result]) -> Any:

@@ -8,7 +8,7 @@ import * as address from "posenc/state.js";
 import { isDark, themeOf } from "posenc/theme.js";
 import { STEPS, VIEWS } from "posenc/views.js";
 
-const data = await unpacked("data").json();
+const data = await (await unpacked("data")).json();
 const figures = Object.fromEntries(VIEWS.flatMap((view) => view.figures).map((figure) => [figure.name, figure]));
 const defaults = Object.fromEntries(Object.values(figures).map((figure) => [figure.name, figure.defaults]));
 const steps = lesson.stepsOf(document.getElementById("lesson"), STEPS);

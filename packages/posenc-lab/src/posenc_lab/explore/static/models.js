@@ -24,7 +24,7 @@ let rest = null; // until the page has answered, after one model has read much
 export const take = ({ models }, name, file) => files.set(name, weightsOf(models[name].parameters, file));
 
 async function fetched(about, name, isServed) {
-    const response = isServed ? await fetch(`models/${name}.bin`) : unpacked(`model-${name}`);
+    const response = await (isServed ? fetch(`models/${name}.bin`) : unpacked(`model-${name}`));
     if (!response.ok) throw new RangeError(`the model ${name} could not be read: start posenc explore again`);
     take(about, name, await response.arrayBuffer());
 }
