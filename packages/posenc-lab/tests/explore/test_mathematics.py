@@ -31,6 +31,7 @@ Sinusoidal(12, base=313.0, layout="tensor2tensor")                            | 
 Sinusoidal(12, axes=3)                                                        |  1 1 8
 AxialRoPE(8)                                                                  |  4 2 8
 AxialRoPE(8, "gemma4")                                                        |  4 4 8
+AxialRoPE(8, "step3")                                                         |  4 4 8
 AxialRoPE(8, "eva", extent=(4, 2))                                            |  4 4 8
 MRoPE(16, (2, 3, 3), "interleaved", 313.0)                                    |  4 4 16
 MRoPE(16, (4, 2, 2), "ernie")                                                 |  4 4 16
@@ -48,6 +49,7 @@ RoPE(8, scaling=scalings.Llama3(16.0, 64, 1.0, 1.0))                          | 
 RoPE(8, scaling=scalings.LongRoPE([1.0, 1.1, 1.2, 1.3], [1.0, 2.0, 3.0, 4.0], 8, factor=4.0)) | 4 4 8
 RoPE(8, scaling=scalings.Proportional(0.7, 2.0))                              |  4 4 8
 RoPE3D(10, (2, 2, 6), 256.0)                                                  |  4 4 10
+RoPE3D(14, (4, 4, 4), 313.0, layout="half")                                   |  4 4 14
 RoPE3D(14, base=313.0, form="vjepa2")                                         |  4 4 14
 ALiBi(12)                                                                     | 12 3 8
 ALiBi(5, "bidirectional")                                                     |  5 5 8

@@ -88,7 +88,7 @@ class Rotary(Scheme):
         check_flag("values", values)
         base = number("base", base, above=1)
         if isinstance(scaling, (str, Mapping)):
-            scaling = read_scaling(scaling, base, head_dim, rotary_dim)
+            scaling = read_scaling(scaling, base, head_dim, rotary_dim, axes)
         if scaling is not None and (isinstance(scaling, type) or not callable(scaling)):
             raise ValueError(
                 f"scaling must be a scaling such as YaRN(4.0, 4096), a function of theta, a dictionary of transformers "

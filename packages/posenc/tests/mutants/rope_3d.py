@@ -33,7 +33,10 @@ MUTANTS = (
 REFUSED = {
     "RoPE3D": [
         Row(lambda: RoPE3D(4, form="vjepa2"), "head_dim must be a whole number of at least 6, got 4"),
-        Row(lambda: RoPE3D(8, (2, 2, 2), form="vjepa2"), "shares must be None for form='vjepa2', got (2, 2, 2)"),
+        Row(lambda: RoPE3D(8, (2, 2, 2), form="vjepa2"), "shares must not be given for form='vjepa2', got (2, 2, 2)"),
+        Row(lambda: RoPE3D(8, form="vjepa2", layout="half"), "layout must not be given for form='vjepa2', got 'half'"),
+        Row(lambda: RoPE3D(8, layout="halves"), "layout must be one of 'half', 'interleaved', got 'halves'"),
+        Row(lambda: RoPE3D(8, (0, 0, 0)), "shares must be even and sum to 2..head_dim = 8, got (0, 0, 0)"),
         Row(lambda: RoPE3D(8, scaling=3), "scaling must be a scaling such as …, got 3"),
         Row(lambda: RoPE3D(8, scaled_axes=0), "scaled_axes must be axes, 0 for time, 1 for …, got 0"),
         Row(lambda: RoPE3D(8, scaled_axes=(0, 3)), "scaled_axes must be a whole number within 0..2, got 3"),
@@ -47,8 +50,8 @@ REFUSED = {
         Row(lambda: RoPE3D(8, 8), "shares must be the channels of time, row and column, got 8"),
         Row(lambda: RoPE3D(8, (4, 4)), "shares must be the channels of time, row and column, got (4, 4)"),
         Row(lambda: RoPE3D(8, (8, 2, -2)), "shares must be a whole number of at least 0, got -2"),
-        Row(lambda: RoPE3D(8, (4, 3, 1)), "shares must be even and sum to head_dim = 8, got (4, 3, 1)"),
-        Row(lambda: RoPE3D(8, (4, 2, 4)), "shares must be even and sum to head_dim = 8, got (4, 2, 4)"),
+        Row(lambda: RoPE3D(8, (4, 3, 1)), "shares must be even and sum to 2..head_dim = 8, got (4, 3, 1)"),
+        Row(lambda: RoPE3D(8, (4, 2, 4)), "shares must be even and sum to 2..head_dim = 8, got (4, 2, 4)"),
         Row(
             lambda: RoPE3D(8)(Positions.grid(2, 2)),
             "RoPE3D takes 3 coordinates per token, got positions of 2 axes: make them with Positions.grid(height, "

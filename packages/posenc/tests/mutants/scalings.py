@@ -144,6 +144,10 @@ GIVEN: tuple[tuple[Any, str], ...] = (
     ("yarn", "scaling must be 'default', 'llama3', a dictionary such as …, or a scaling such as …, got 'yarn'"),
     ({}, "scaling['rope_type'] must be one of default, linear, dynamic, …, got None"),
     ({"rope_type": "yan", "factor": 2.0}, "scaling['rope_type'] must be one of default, …, got 'yan'"),
+    (
+        {"rope_type": "axial"},
+        "scaling['rope_type'] must be of a text, got 'axial', by which models of images rotate by row and column: …",
+    ),
     ({**OF_YARN, "type": "linear"}, "scaling['type'] contradicts rope_type 'yarn', got 'linear'"),
     ({**OF_YARN, "beta_fsat": 3}, "scaling has the key 'beta_fsat' = 3, which rope_type 'yarn' does not read"),
     ({**OF_YARN, "ramp": "ratio"}, "scaling has the key 'ramp' = 'ratio', which rope_type 'yarn' does not read"),

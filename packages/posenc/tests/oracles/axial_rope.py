@@ -6,8 +6,8 @@
 Heo et al. 2024 (arXiv 2403.13298), section 3.2, and the released code of each model. Conventions, for a position
 (y, x): "index", "llama4" and "pe" give x the first D/4 pairs and y the others, pair k being the channels (2k, 2k+1);
 "eva" the same with y first; "dinov3" has y first, pair k being (k, k + D/2), and unit = 2π; "gemma4" has x
-in the first half of the channels and y in the other, pair k of each being (k, k + D/4) there. Coordinates are given;
-`coordinates` says which a convention gives to patch (i, j) of h x w.
+in the first half of the channels and y in the other, pair k of each being (k, k + D/4) there; "step3" has x first,
+pair k being (k, k + D/2). Coordinates are given; `coordinates` says which a convention gives to patch (i, j) of h x w.
 """
 
 import math
@@ -23,7 +23,7 @@ from .turning import turns
 
 def coordinates(convention: str, i: int, j: int, h: int, w: int, extent: tuple[int, int] = (0, 0)) -> Vector:
     """(y, x) of the patch in row i of h and column j of w."""
-    if convention in ("index", "gemma4"):
+    if convention in ("index", "gemma4", "step3"):
         return [float(i), float(j)]
     if convention in ("llama4", "pe"):
         return [i + 1.0, j + 1.0]
@@ -45,6 +45,8 @@ def turned(convention: str, base: float, rotary_dim: int, slower: float = 1.0) -
             angle = coordinate * base ** (-4.0 * place / rotary_dim) / slower
             if convention == "dinov3":
                 yield k, k + rotary_dim // 2, 2 * math.pi * angle
+            elif convention == "step3":
+                yield k, k + rotary_dim // 2, angle
             elif convention == "gemma4":
                 a = place if first else place + 2 * each
                 yield a, a + each, angle
@@ -74,4 +76,5 @@ CASES = {
     "axial_rope eva": _case("eva", 313.0, extent=(16, 16)),
     "axial_rope dinov3": _case("dinov3", 77.0),
     "axial_rope gemma4": _case("gemma4", 77.0),
+    "axial_rope step3": _case("step3", 313.0, scaling={"rope_type": "axial", "rope_theta": 313.0}),
 }

@@ -8,7 +8,9 @@
 
 The code of Wan 2.1 (rope_params, rope_apply). A position is (t, h, w); the shares follow in this order and are
 d - 4 (d // 6), 2 (d // 6), 2 (d // 6) unless given. V-JEPA 2's code (rotate_queries_or_keys) has three shares of
-n = 2 (d // 6). A scaled axis has its angles divided and its channels multiplied.
+n = 2 (d // 6). In the half layout, of MiniMax M3's vision encoder, pair number m, counted over the three shares, is the
+channels (m, m + s/2), with s the sum of the shares; channels from s on stay. A scaled axis has its angles divided and
+its channels multiplied.
 """
 
 import math
@@ -31,12 +33,15 @@ def rotate(
     half: bool = False,
     slower: Sequence[float] = (1, 1, 1),
     longer: Sequence[float] = (1, 1, 1),
+    split: bool = False,
 ) -> Vector:
-    """One token's query or key; ``half``: each channel has the angle of its place in halves."""
+    """One token's query or key; ``half``: each channel has the angle of its place in halves; ``split``: the half
+    layout."""
     out, start = list(x_row), 0
     for p, share, less, more in zip(position, shares, slower, longer, strict=True):
         for k in range(share // 2):
             a, b = start + 2 * k, start + 2 * k + 1
+            a, b = (start // 2 + k, start // 2 + k + sum(shares) // 2) if split else (a, b)
             of_a, of_b = (c % (share // 2) for c in (2 * k, 2 * k + 1)) if half else (k, k)
             at_a, at_b = (p * base ** (-2.0 * place / share) / less for place in (of_a, of_b))
             out[a] = more * (x_row[a] * math.cos(at_a) - x_row[b] * math.sin(at_a))
@@ -56,6 +61,11 @@ def turned(shares: Sequence[int], base: float, half: bool = False, **scaled: Any
 CASES = {
     "rope_3d": Case(lambda RoPE3D: RoPE3D(HEAD_DIM, base=77.0), rotate=turned((2, 2, 2), 77.0), axes=3),
     "rope_3d shares": Case(lambda RoPE3D: RoPE3D(HEAD_DIM, (0, 4, 2), 313.0), rotate=turned((0, 4, 2), 313.0), axes=3),
+    "rope_3d half": Case(
+        lambda RoPE3D: RoPE3D(HEAD_DIM, (0, 2, 2), 77.0, layout="half"),
+        rotate=turned((0, 2, 2), 77.0, split=True),
+        axes=3,
+    ),
     "rope_3d longer": Case(
         lambda RoPE3D: RoPE3D(HEAD_DIM, base=77.0, scaling=lambda theta: (theta / 4, 1.25)),
         rotate=turned((2, 2, 2), 77.0, slower=(4, 1, 1), longer=(1.25, 1, 1)),

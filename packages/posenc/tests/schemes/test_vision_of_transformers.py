@@ -1,5 +1,5 @@
 """Schemes of images and documents give what transformers' own modules give: scores of SAM, ViTDet, BEiT, LayoutLMv3,
-UDOP and XLNet, and rotated vectors of Gemma 4."""
+UDOP and XLNet, and rotated vectors of Gemma 4, Step 3.7 and MiniMax M3."""
 
 from typing import Any
 
@@ -130,17 +130,31 @@ def test_the_buckets_of_udop() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=of_sums(torch.float64, 3, expected))
 
 
-def test_the_rotation_of_gemma_4() -> None:
-    """Its ids are (column, row); -1 is padding."""
-    config = transformers.Gemma4VisionConfig(hidden_size=2 * 16, num_attention_heads=2, head_dim=16)
-    positions = Positions.grid(3, 5)
-    ids = positions.coords.flip(-1)
-    x = torch.randn(1, 2, 15, 16)
-    cos, sin = of("gemma4", "Gemma4VisionRotaryEmbedding")(config)(x, ids)
-    apply = of("gemma4", "apply_multidimensional_rope")
-    expected = apply(x.transpose(1, 2), cos, sin, ids).transpose(1, 2)
-    found = posenc.AxialRoPE(16, "gemma4")(positions).rotate_key(x)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2**0.5 * of_angles(torch.float32, 4, x))
+ROTATIONS = {  # the head, the scheme, its model's configuration and functions, and the model's ids of the patches
+    "gemma4": (16, lambda d: posenc.AxialRoPE(d, "gemma4"), "Gemma4Vision", lambda ids: ids.flip(-1)),
+    "step3p7": (16, lambda d: posenc.AxialRoPE(d, "step3"), "Step3p7Vision", lambda ids: ids[0]),
+    "minimax_m3_vl": (20, lambda d: posenc.RoPE3D(d, (6,) * 3, layout="half"), "MiniMaxM3VLVision", lambda ids: ids[0]),
+}
+
+
+@pytest.mark.parametrize("model", ROTATIONS)
+def test_rotations_of_patches(model: str) -> None:
+    """Gemma's ids are (column, row). MiniMax turns 18 of 20 channels."""
+    head_dim, make, name, told = ROTATIONS[model]
+    config = of(model, f"{name}Config")(hidden_size=2 * head_dim, num_attention_heads=2)
+    if model == "gemma4":
+        config.head_dim = head_dim
+    positions = Positions.grid(3, 5, frames=2) if model == "minimax_m3_vl" else Positions.grid(3, 5)
+    ids = told(positions.coords)
+    x = torch.randn(1, 2, len(positions), head_dim)
+    cos, sin = of(model, f"{name}RotaryEmbedding")(config)(x, ids)
+    tokens = x.transpose(1, 2)
+    if model == "gemma4":
+        expected = of(model, "apply_multidimensional_rope")(tokens, cos, sin, ids)
+    else:
+        expected, _ = of(model, "apply_rotary_pos_emb_vision")(tokens, tokens, cos, sin)
+    found = make(head_dim)(positions).rotate_key(x)
+    torch.testing.assert_close(found, expected.transpose(1, 2), rtol=0, atol=2**0.5 * of_angles(torch.float32, 4, x))
 
 
 def test_transformer_xl_with_segments_is_xlnets_attention() -> None:

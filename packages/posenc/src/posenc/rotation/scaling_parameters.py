@@ -73,8 +73,8 @@ class ScalingParameters:
         """
         if kind == "axial":
             raise ValueError(
-                f"{self.named('rope_type')} must be of a text, got 'axial', by which MiniMax M3 and Step 3.7 turn the "
-                "patches of images by row and column"
+                f"{self.named('rope_type')} must be of a text, got 'axial', by which models of images rotate by row "
+                "and column: use AxialRoPE, RoPE3D or RoPE with axes=2"
             )
         if kind not in ROPE_TYPES:
             raise ValueError(f"{self.named('rope_type')} must be one of {', '.join(ROPE_TYPES)}, got {kind!r}")
@@ -129,8 +129,11 @@ class ScalingParameters:
                 )
 
 
-def read_scaling(parameters: Mapping[str, Any] | str, base: float, head_dim: int, rotary_dim: int) -> Scaling | None:
-    """The scaling of a dictionary with a ``rope_type``, or of a name; None for "default".
+def read_scaling(
+    parameters: Mapping[str, Any] | str, base: float, head_dim: int, rotary_dim: int, axes: int = 1
+) -> Scaling | None:
+    """The scaling of a dictionary with a ``rope_type``, or of a name; None for "default", and for "axial" with several
+    axes.
 
     >>> read_scaling({"rope_type": "linear", "factor": 4.0}, 10_000.0, 64, 64)
     PositionInterpolation(factor=4.0)
@@ -153,7 +156,7 @@ def read_scaling(parameters: Mapping[str, Any] | str, base: float, head_dim: int
                 names = ", ".join(map(str, parameters))
                 raise ValueError(f"scaling must be of one type of layers, got {names}: pass scaling[{name!r}]")
         raise read.wrong("rope_type", f"must be one of {', '.join(ROPE_TYPES)}")
-    kind, share = read.kind(), read.optional("partial_rotary_factor")
+    kind, share = read.kind({"axial": "default"} if axes > 1 else NO_ALIASES), read.optional("partial_rotary_factor")
     if read.get("rope_theta", base) != base:
         raise ValueError(
             f"scaling['rope_theta'] must be the base, {base:g}, got {parameters['rope_theta']}: pass it as base="

@@ -18,7 +18,7 @@ from posenc.rotation.phases import MapSequence, PairLayout, PairRotation, coords
 from posenc.rotation.scaling_parameters import ScalingLike
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
-Name = Literal["index", "llama4", "pe", "eva", "dinov3", "gemma4"]
+Name = Literal["index", "llama4", "pe", "eva", "dinov3", "gemma4", "step3"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ CONVENTIONS: dict[str, Convention] = {
     "eva": Convention(10_000.0, "interleaved", columns_first=False),
     "dinov3": Convention(100.0, "half", columns_first=False, unit=2 * math.pi),
     "gemma4": Convention(100.0, "half", columns_first=True, apart=True),
+    "step3": Convention(10_000.0, "half", columns_first=True),
 }
 
 
@@ -57,6 +58,7 @@ class AxialRoPE(Rotary):
         "eva"       (i H/h, j W/w), (H, W) = ``extent``       10 000  the rows'     2k, 2k + 1           1
         "dinov3"    (2 (i + 1/2)/h - 1, 2 (j + 1/2)/w - 1)    100     the rows'     k, k + D/2           2 pi
         "gemma4"    (i, j)                                    100     the columns'  k, k + D/4           1
+        "step3"     (i, j)                                    10 000  the columns'  k, k + D/2           1
 
     where "gemma4" pairs the channels within the half of each axis: k = 0 .. D/4 - 1 for columns, and D/2 more for rows.
 
@@ -74,9 +76,10 @@ class AxialRoPE(Rotary):
     Shapes: coordinates (rows, tokens, 2), row before column in every convention; query and key (batch, heads, tokens,
     head_dim), any floating dtype. Nothing is learned.
     Source: "index": Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", section 3.2, and
-    compute_axial_cis of their code; "llama4", "dinov3" and "gemma4": transformers 5.23.0, Llama4VisionRotaryEmbedding,
-    DINOv3ViTRopePositionEmbedding and Gemma4VisionRotaryEmbedding; "pe": Rope2D in copies of the code of Bolya et al.
-    2025, "Perception Encoder"; "eva": build_fourier_pos_embed of timm with ref_feat_shape.
+    compute_axial_cis of their code; "llama4", "dinov3", "gemma4" and "step3": transformers 5.23.0,
+    Llama4VisionRotaryEmbedding, DINOv3ViTRopePositionEmbedding, Gemma4VisionRotaryEmbedding and
+    Step3p7VisionRotaryEmbedding; "pe": Rope2D in copies of the code of Bolya et al. 2025, "Perception Encoder"; "eva":
+    build_fourier_pos_embed of timm with ref_feat_shape.
     """
 
     positions_made_by = "its grid(height, width)"
@@ -122,7 +125,7 @@ class AxialRoPE(Rotary):
         tensor([[[0, 0], [1, 1], [1, 2]]])
         """
         raster = Positions.grid(height, width, prefix=prefix, device=device)
-        if self.convention in ("index", "gemma4"):
+        if self.convention in ("index", "gemma4", "step3"):
             return raster
         index = raster.coords[:, prefix:]
         if self.convention in ("llama4", "pe"):
@@ -188,7 +191,7 @@ ENTRY = Entry(
     cost="one pass over q and k per layer",
     build=lambda shape: AxialRoPE(shape.head_dim, rotary_dim=shape.head_dim // 4 * 4),
     axes="two",
-    does="rotates half of the channels by row, half by column, in six conventions, by positions of its `grid`",
+    does="rotates half of the channels by row, half by column, in seven conventions, by positions of its `grid`",
     limits="cannot encode diagonals: rows and columns rotate different channels",
     formula=lines(
         ROTATED_SCORE,
@@ -197,7 +200,7 @@ ENTRY = Entry(
         r"n = \mathrm{rotary\_dim}, \qquad u = 2 \pi \mbox{ for } \mbox{dinov3}, \mbox{ else } 1",
     ),
     example=("rope = posenc.AxialRoPE(64)\nposenc.attention(q, k, v, rope, query_positions=rope.grid(8, 8))"),
-    users="DINOv3, Perception Encoder, EVA-02, the vision encoders of Llama 4 and Gemma 4",
+    users="DINOv3, Perception Encoder, EVA-02, the vision encoders of Llama 4, Gemma 4 and Step 3.7",
     url="https://arxiv.org/abs/2403.13298",
     avoid="**Diagonals.** A score is a part by rows plus a part by columns. `MixedRoPE` rotates each pair by both.",
 )

@@ -13,7 +13,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import Rotary
-from posenc.rotation.phases import PairRotation, check_fits, frequencies
+from posenc.rotation.phases import PairLayout, PairRotation, check_fits, frequencies
 from posenc.rotation.scaling_parameters import ScalingLike
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
@@ -26,11 +26,14 @@ class RoPE3D(Rotary):
 
         (a, b) -> (a cos p_a theta_k - b sin p_a theta_k,  a sin p_a theta_k + b cos p_a theta_k)
 
-    Unlike in M-RoPE, every axis has frequencies from 1 to nearly 1/base. Published shares, all interleaved:
+    Unlike in M-RoPE, every axis has frequencies from 1 to nearly 1/base. With ``layout="half"`` the pairs, in the same
+    order, are the channels (k, k + s/2), where s is the sum of the shares. Channels beyond s are unchanged. Published
+    shares, interleaved but for the last:
 
         (d - 4 (d // 6), 2 (d // 6), 2 (d // 6))   Wan 2.1, base 10 000: (44, 42, 42) for d = 128; the default here
         (d/4, 3 d/8, 3 d/8)                        CogVideoX, base 10 000: (16, 24, 24) for d = 64
         (16, 56, 56)                               HunyuanVideo, base 256, d = 128
+        (2 (d // 6), 2 (d // 6), 2 (d // 6))       MiniMax M3, base 10 000, half: (26, 26, 26) for d = 80
 
     With ``form="vjepa2"`` it is the map of V-JEPA 2, whose three shares are n = 2 floor(d / 6), with base 10 000; the
     other d - 3n channels are unchanged. Its cosines and sines are those of the "half" layout on interleaved pairs, so
@@ -54,7 +57,7 @@ class RoPE3D(Rotary):
     Source: the code of Wan 2.1 (rope_params and rope_apply of wan/modules/model.py), which was read; CogVideoX as in
     diffusers (get_3d_rotary_pos_embed) and HunyuanVideo's rope_dim_list, read in copies. "vjepa2": Assran et al. 2025,
     "V-JEPA 2: Self-Supervised Video Models Enable Understanding, Prediction and Planning"; transformers 5.23.0,
-    rotate_queries_or_keys of VJEPA2.
+    rotate_queries_or_keys of VJEPA2 and MiniMaxM3VLVisionRotaryEmbedding.
     """
 
     positions_made_by = "Positions.grid(height, width, frames=frames)"
@@ -66,6 +69,7 @@ class RoPE3D(Rotary):
         base: float = 10_000.0,
         form: Literal["rotation", "vjepa2"] = "rotation",
         *,
+        layout: PairLayout = "interleaved",
         scaling: ScalingLike | None = None,
         scaled_axes: Sequence[int] | None = None,
     ) -> None:
@@ -75,18 +79,18 @@ class RoPE3D(Rotary):
             raise ValueError(f"head_dim must be even, got {head_dim}")
         each = 2 * (d // 6)
         if form == "vjepa2":
-            if shares is not None:
-                raise ValueError(f"shares must be None for form='vjepa2', got {shown(shares)}")
-            shares, turning = (each,) * 3, 3 * each
-        else:
-            shares, turning = (d - 2 * each, each, each) if shares is None else shares, d
+            if shares is not None or layout != "interleaved":
+                name, value = ("layout", layout) if shares is None else ("shares", shares)
+                raise ValueError(f"{name} must not be given for form='vjepa2', got {shown(value)}")
+            shares = (each,) * 3
+        shares = (d - 2 * each, each, each) if shares is None else shares
         if not isinstance(shares, Sequence) or len(shares) != 3:
             raise ValueError(f"shares must be the channels of time, row and column, got {shown(shares)}")
         d_t, d_h, d_w = (whole("shares", n, least=0) for n in shares)
-        if d_t + d_h + d_w != turning or d_t % 2 or d_h % 2 or d_w % 2:
-            raise ValueError(f"shares must be even and sum to head_dim = {d}, got {shown(tuple(shares))}")
+        if not 2 <= d_t + d_h + d_w <= d or d_t % 2 or d_h % 2 or d_w % 2:
+            raise ValueError(f"shares must be even and sum to 2..head_dim = {d}, got {shown(tuple(shares))}")
         allocation = (0,) * (d_t // 2) + (1,) * (d_h // 2) + (2,) * (d_w // 2)
-        super().__init__(d, base, "interleaved", turning, axes=3, allocation=allocation, scaling=scaling)
+        super().__init__(d, base, layout, d_t + d_h + d_w, axes=3, allocation=allocation, scaling=scaling)
         self.shares, self.form = (d_t, d_h, d_w), form
         if scaled_axes is not None and not isinstance(scaled_axes, Sequence):
             raise ValueError(
@@ -170,7 +174,7 @@ ENTRY = Entry(
         "positions = posenc.Positions.grid(4, 4, frames=4)\n"
         "posenc.attention(q, k, v, posenc.RoPE3D(64), query_positions=positions)"
     ),
-    users="Wan 2.1, CogVideoX, HunyuanVideo, V-JEPA 2",
+    users="Wan 2.1, CogVideoX, HunyuanVideo, V-JEPA 2, the vision encoder of MiniMax M3",
     url="https://arxiv.org/abs/2503.20314",
     avoid="**Text between frames.** `MRoPE` has positions for both.",
 )

@@ -12,6 +12,7 @@ const CONVENTIONS = {
     eva: { base: 10000, layout: "interleaved", axes: [0, 1], unit: 1 },
     dinov3: { base: 100, layout: "half", axes: [0, 1], unit: 2 * Math.PI },
     gemma4: { base: 100, layout: "half", axes: [1, 0], unit: 1, apart: true },
+    step3: { base: 10000, layout: "half", axes: [1, 0], unit: 1 },
 };
 
 /** Half of the channels turn by the row of a patch and half by its column, under a named convention. */
@@ -49,6 +50,7 @@ export class AxialRoPE extends RoPE {
         const moved = {
             index: ([i, j]) => [i, j],
             gemma4: ([i, j]) => [i, j],
+            step3: ([i, j]) => [i, j],
             llama4: ([i, j]) => [i + 1, j + 1],
             pe: ([i, j]) => [i + 1, j + 1],
             eva: ([i, j]) => [i * (this.extent[0] / height), j * (this.extent[1] / width)],
@@ -112,17 +114,17 @@ class OfEachChannel {
 /** Shares of the channels turn by the frame, the row and the column of a patch, each as a RoPE of its own. In the form
  * "vjepa2" each channel of a pair has an angle of its own. */
 export class RoPE3D extends RoPE {
-    constructor({ head_dim, shares, base, form }) {
+    constructor({ head_dim, shares, base, form, layout = "interleaved" }) {
         const isRotation = choice("form", form, ["rotation", "vjepa2"]) === "rotation";
         const share = 2 * Math.floor(whole("head_dim", head_dim, isRotation ? 2 : 6) / 6);
         const each = shares ?? [isRotation ? head_dim - 2 * share : share, share, share];
-        const turning = isRotation ? head_dim : 3 * share;
+        const turning = each.reduce((a, b) => a + b, 0);
         must(
-            each.length === 3 && each.every((n) => n >= 0 && n % 2 === 0) && each[0] + each[1] + each[2] === turning,
-            `shares must be three even numbers with the sum head_dim = ${head_dim}, got ${JSON.stringify(each)}`,
+            each.length === 3 && each.every((n) => n >= 0 && n % 2 === 0) && turning >= 2 && turning <= head_dim,
+            `shares must be three even numbers with a sum of 2..head_dim = ${head_dim}, got ${JSON.stringify(each)}`,
         );
         const allocation = each.flatMap((n, axis) => new Array(n / 2).fill(axis));
-        super({ head_dim, base, layout: "interleaved", rotary_dim: turning, axes: 3, allocation });
+        super({ head_dim, base, layout, rotary_dim: turning, axes: 3, allocation });
         this.shares = each;
         this.isRotation = isRotation;
     }
