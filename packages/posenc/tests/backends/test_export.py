@@ -200,3 +200,21 @@ def test_onnx_has_rotations_and_attention_as_its_own_operators(name: str, opset:
         (out,) = session.run(None, {it.name: x.numpy() for it, x in zip(session.get_inputs(), given, strict=True)})
         with torch.no_grad():
             torch.testing.assert_close(torch.from_numpy(out), layer(*given), rtol=1e-4, atol=1e-4)
+
+
+@needs_onnx
+def test_contexts_of_several_threads_may_overlap() -> None:
+    """The first to be entered is the first to be left."""
+    make, how, *_ = OWN["half"]
+    layer, given = Grouped(make(), how).eval(), (torch.randn(1, 4, 3, 8),) * 3 + (torch.tensor([5]),)
+
+    def rotates_by_operator() -> bool:
+        return "RotaryEmbedding" in str(torch.export.export(layer, given).graph)
+
+    first, second = posenc.onnx_operators(), posenc.onnx_operators()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert rotates_by_operator()
+    second.__exit__(None, None, None)
+    assert not rotates_by_operator()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from posenc import compat
 
-_is_on = False  # global to all threads, as PyTorch's own flag is; a graph could not read a ContextVar
+_open = 0  # contexts of all threads: PyTorch's own flag is global too, and a graph could not read a ContextVar
+_LOCK = threading.Lock()
 
 
 @contextmanager
@@ -20,19 +22,21 @@ def onnx_operators() -> Iterator[None]:
 
     A rotation of pairs by the same angles in all heads becomes one operator; any other has plain operations, as it has
     without the context. Pass ``opset_version=23`` or later to `torch.onnx.export`, which then also writes attention as
-    ``Attention``. What is not exported does not change.
+    ``Attention``. What is not exported does not change. It holds for what any thread exports until the last is left.
     """
-    global _is_on
-    before, _is_on = _is_on, True
+    global _open
+    with _LOCK:
+        _open += 1
     try:
         yield
     finally:
-        _is_on = before
+        with _LOCK:
+            _open -= 1
 
 
 def is_taken(cos: Float[Tensor, "rows heads tokens pairs"]) -> bool:
     """Whether the operator rotates by these angles here."""
-    return _is_on and compat.is_exporting() and cos.size(1) == 1
+    return _open > 0 and compat.is_exporting() and cos.size(1) == 1
 
 
 def rotary_embedding(
