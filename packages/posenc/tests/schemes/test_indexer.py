@@ -120,6 +120,26 @@ def test_what_is_not_seen_has_no_effect_though_nan(block: int) -> None:
     assert torch.equal(made, clean[:, :, :8])
 
 
+@pytest.mark.parametrize(("side", "wrong"), [("query", math.nan), ("key", math.inf), ("weights", math.nan)])
+@pytest.mark.parametrize("block", [1, 3])
+def test_a_token_that_is_not_finite_spoils_only_what_sees_it(side: str, wrong: float, block: int) -> None:
+    given = dict(zip(("query", "key", "weights"), drawn(11, 11), strict=True))
+    norm = None if block == 1 else torch.nn.LayerNorm(WIDTH, dtype=torch.float64)
+    indexer = Indexer(HEADS, LAYOUTS["half, leading"][0], 3, block=block)
+    seen = indexer.scores(**given, is_causal=True, norm=norm) > -math.inf
+    given[side][:, :, 7] = wrong
+    for x in given.values():
+        x.requires_grad_()
+    scores = indexer.scores(**given, is_causal=True, norm=norm)
+    first = 7 // block * block  # of the block of key 7, at which its score is
+    with_it = torch.zeros(11, 11).bool()
+    with_it[(slice(None), first) if side == "key" else 7] = True
+    assert torch.equal(scores.isnan(), seen & with_it)
+    grads = torch.autograd.grad(scores[seen & ~with_it].sum(), list(given.values()))
+    others = [n for n in range(11) if not first <= n < first + block]
+    assert all(grad[:, :, others].isfinite().all() for grad in grads)
+
+
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "chunked"])
 def test_attention_attends_to_what_is_chosen(backend: str) -> None:
     """The chosen keys alone, one query after the other, are the same."""

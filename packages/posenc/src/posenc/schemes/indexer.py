@@ -23,9 +23,9 @@ class Indexer(nn.Module):
 
     The result is a mask for all heads of the layer's attention, ``posenc.attention(..., attn_mask=indexer(...))``. Of
     equal scores the earlier key in the tensor is chosen. A query that sees at most ``top_k`` keys attends to all of
-    them. Keys that a query does not see (later ones if causal, padding, other documents) are never chosen. Those that
-    no query sees have no effect on any gradient either, even if they are NaN. A NaN score of a key that it sees counts
-    as the greatest.
+    them. Keys that a query does not see (later ones if causal, padding, other documents) are never chosen, and have no
+    effect on its gradient, even if they are NaN. Where a query sees a key, and one of them is not finite, the score is
+    NaN, which counts as the greatest.
 
     The layout and the channels of the rotation are those of the checkpoint, and often not those of the attention beside
     it. In layers with interleaved pairs on the last channels of a head, the indexer has, with n = qk_rope_head_dim:
@@ -133,17 +133,23 @@ class Indexer(nn.Module):
             eligible = torch.zeros(shape, dtype=torch.int64, device=key.device).scatter_add(-1, to_start, seen.long())
             eligible = eligible == self.block
             whole_blocks = eligible.gather(-1, to_start)
+        weights = torch.ones_like(query[..., 0]) if weights is None else weights.to(dtype)
+        weights = weights.masked_fill(~seen.any(2)[:, None], 0.0)
+        # NaN times a gradient of zero is NaN: products are of finite numbers, and NaN is added to those of others.
+        sides = (torch.cat((query, weights[..., None]), -1), key)
+        finite_queries, finite_keys = (x.isfinite().all(-1).all(1) for x in sides)
+        is_finite = finite_queries[:, :, None] & finite_keys[:, None]
+        query, key, weights = (x.nan_to_num(0.0, 0.0, 0.0) for x in (query, key, weights))
         encoding = self.rotation(at_queries, at_keys, dtype=dtype)
         query, key = encoding.rotate_query(query), encoding.rotate_key(key)[:, 0].mT
         scores = query.new_zeros(shape)
         for h in range(self.num_heads):
             with torch.autocast(query.device.type, enabled=False):
                 each = (query[:, h] @ key).relu()
-            if weights is not None:
-                each = each * weights[:, h, :, None].to(dtype).masked_fill(~seen.any(2)[..., None], 0.0)
-            scores = scores + each
+            scores = scores + each * weights[:, h, :, None]
         scale = 1 / math.sqrt(self.num_heads * query.size(-1)) if self.scale is None else self.scale
         scores = (scores * scale).clamp(min=torch.finfo(dtype).min)  # -inf is for keys that are not seen
+        scores = torch.where(is_finite, scores, scores + math.nan)
         return scores.masked_fill(~eligible, -math.inf), seen, start, whole_blocks
 
     def _starts(self, positions: Positions) -> Int[Tensor, "rows keys"]:
