@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions
-from posenc.positions.training import abacus, bilevel, cape, randomized, shape
+from posenc.positions.training import abacus, bilevel, cape, random_floats, randomized, shape
 from tests.cases import TOKENS, positions_cases
 from tests.errors.wrong_calls import Row
 from tests.oracles import training as oracle
@@ -21,6 +21,7 @@ PLACES = pytest.mark.parametrize("name", CASES)
 Change = Callable[[Positions, torch.Generator | None], Positions]
 CHANGES: dict[str, Change] = {
     "randomized": partial(randomized, length=200),
+    "random floats": partial(random_floats, trained=8, length=40),
     "shape": partial(shape, most=30),
     "cape": partial(cape, shift=5.0, jitter=0.4, stretch=2.0),
     "cape, centred": partial(cape, shift=5.0, center=True),
@@ -55,7 +56,7 @@ def test_order_documents_and_padding_stay_and_a_seed_gives_the_same_again(change
     assert after.segment is not None
     assert before.segment is not None
     assert torch.equal(after.segment, before.segment)
-    if change not in ("abacus", "randomized"):
+    if change not in ("abacus", "randomized", "random floats"):
         padding = before.document == -1
         assert torch.equal(after.coords[padding], before.coords[padding].to(after.coords.dtype))
     assert torch.equal(after.coords, drawn(change, before).coords)
@@ -69,6 +70,32 @@ def test_without_training_nothing_is_drawn(change: str) -> None:
     made = CHANGES[change](positions, generator, training=False)  # type: ignore[call-arg]
     assert made is positions
     assert torch.equal(generator.get_state(), state)
+
+
+# --- drawn places -----------------------------------------------------------------------------------------------------
+
+
+@PLACES
+@pytest.mark.parametrize(("change", "length"), [("randomized", 200), ("random floats", 40)])
+def test_places_keep_their_order(change: str, length: int, name: str) -> None:
+    before = CASES[name].expand(2)
+    after = drawn(change, before)
+    for row, tokens in texts(before):
+        p, u = before.coords[row, tokens], after.coords[row, tokens]
+        assert torch.equal(u[:, None] < u, p[:, None] < p)
+        assert 0 <= u.min() <= u.max() < length
+
+
+def test_random_floats_are_uniform_in_training_and_midpoints_in_evaluation() -> None:
+    """The k-th of n sorted numbers has the mean k / (n + 1) and the variance k (n + 1 - k) / ((n + 1)^2 (n + 2))."""
+    n, rows, length = 5, 2000, 40.0
+    found = random_floats(Positions.arange(n).expand(rows), torch.Generator().manual_seed(SEED), n, length=length)
+    k = torch.arange(1.0, n + 1, dtype=torch.float64)
+    error = (k * (n + 1 - k) / (n + 2) / rows).sqrt() / (n + 1)
+    assert ((found.coords.mean(0) / length - k / (n + 1)).abs() < 4 * error).all()
+    text = Positions.packed([3, 5])
+    spaced = random_floats(text, None, 4, length=80, training=False)
+    assert spaced.coords[0].tolist() == [10.0, 30.0, 50.0, 8.0, 24.0, 40.0, 56.0, 72.0]
 
 
 # --- SHAPE ------------------------------------------------------------------------------------------------------------
@@ -178,6 +205,9 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: randomized(LINE, None, 4), "length must be at least 5, the coordinates of a document, got 4"),
     (lambda: randomized(LINE, None, 9, training=1), "training must be True or False, got 1"),
     (lambda: randomized(GRID, None, 9), "randomized takes one coordinate per token, got positions of 2 axes"),
+    (lambda: random_floats(LINE, None, 0), "trained must be a whole number of at least 1, got 0"),
+    (lambda: random_floats(LINE, None, 8, length=0), "length must be a finite number above 0, got 0"),
+    (lambda: random_floats(GRID, None, 8), "random_floats takes one coordinate per token, got positions of 2 axes"),
     (lambda: shape(LINE, None, -1), "most must be a whole number of at least 0, got -1"),
     (lambda: shape(GRID, None, 3), "shape takes one coordinate per token, got positions of 2 axes"),
     (lambda: cape(LINE, None, shift=-1), "shift must not be negative, got -1"),

@@ -9,6 +9,7 @@ one text: use ``positions.expand(batch)`` for separate numbers per row. With ``t
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Int
@@ -43,18 +44,52 @@ def randomized(
     coords = positions.scalar("randomized")
     if not training:
         return positions
-    drawn = torch.zeros_like(coords, dtype=torch.int64)
-    for at in _documents(positions):
-        places, which = coords[at].unique(return_inverse=True)
-        if len(places) > length:
-            raise ValueError(f"length must be at least {len(places)}, the coordinates of a document, got {length}")
-        chosen = (
-            torch.randperm(length, generator=generator, device=_generator_device(generator))[: len(places)]
-            .sort()
-            .values
-        )
-        drawn[at] = chosen.to(drawn.device)[which]
-    return positions.with_coords(drawn)
+
+    def chosen(count: int) -> Tensor:
+        if count > length:
+            raise ValueError(f"length must be at least {count}, the coordinates of a document, got {length}")
+        return torch.randperm(length, generator=generator, device=_generator_device(generator))[:count].sort().values
+
+    return positions.with_coords(_in_their_place(positions, coords, chosen, torch.int64))
+
+
+def random_floats(
+    positions: Positions,
+    generator: torch.Generator | None,
+    trained: int,
+    *,
+    length: float = 1.0,
+    training: bool = True,
+) -> Positions:
+    """Random float sampling: replaces the n coordinates of a text by n sorted real numbers below ``length``.
+
+    Formula, for the distinct coordinates p_(0) < p_(1) < ... < p_(n-1) of a document, with L = ``length``:
+
+        p_(m) <- L u_(m),   u_(0) < u_(1) < ... < u_(n-1) from U(0, 1)
+        p_(m) <- L (2m + 1) / (2 max(n, trained))   without ``training``
+
+    ``trained`` is the number of tokens of a text in training, so that texts of any length have coordinates of one
+    range. A scheme sees only fractions of a unit with L = 1: for rotary frequencies or slopes made for whole positions,
+    take L = ``trained``. A text that grows beyond ``trained`` moves its earlier tokens: their cached keys are stale.
+
+    Shapes: positions of one coordinate, any dtype; coordinates become float64. ``generator`` None is PyTorch's default.
+    Synchronizes a GPU.
+    Errors: ValueError for ``trained`` below 1, and a length that is not above 0.
+    Source: Shimizu et al. 2026, "Position Encoding with Random Float Sampling Enhances Length Generalization of
+    Transformers" (arXiv 2602.14050), section 3 and algorithm 1, both lines as a summary gives them. Neither the paper
+    nor code of the authors was read, so L of their RoPE, ALiBi and sinusoids is not known.
+    """
+    _check(positions, generator, training)
+    trained, length = whole("trained", trained), number("length", length, above=0)
+    coords = positions.scalar("random_floats")
+
+    def chosen(count: int) -> Tensor:
+        if training:
+            unit = torch.rand(count, generator=generator, device=_generator_device(generator), dtype=torch.float64)
+            return length * unit.sort().values
+        return length * (2 * torch.arange(count, dtype=torch.float64) + 1) / (2 * max(count, trained))
+
+    return positions.with_coords(_in_their_place(positions, coords, chosen, torch.float64))
 
 
 def shape(positions: Positions, generator: torch.Generator | None, most: int, *, training: bool = True) -> Positions:
@@ -261,6 +296,17 @@ def _documents(positions: Positions) -> list[Bool[Tensor, "rows tokens"]]:
     number_of, count = _document_indices(positions)
     seen = positions.document != PADDING
     return [mask for n in range(count) if bool((mask := (number_of == n) & seen).any())]
+
+
+def _in_their_place(
+    positions: Positions, coords: Tensor, chosen: Callable[[int], Tensor], dtype: torch.dtype
+) -> Tensor:
+    """The n distinct coordinates of each document replaced by the n increasing numbers ``chosen(n)``; 0 at padding."""
+    out = torch.zeros_like(coords, dtype=dtype)
+    for at in _documents(positions):
+        places, which = coords[at].unique(return_inverse=True)
+        out[at] = chosen(len(places)).to(out.device)[which]
+    return out
 
 
 def _sort_by_document(positions: Positions, marks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
