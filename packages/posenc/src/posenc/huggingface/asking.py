@@ -267,21 +267,20 @@ class Asked:
 
     def reset(self, seed: int) -> None:
         """Other weights."""
-        self.seed = seed
+        self.seed, self.drawn = seed, dict[tuple[str, torch.Size], Tensor]()
         for path, module in self.model.named_modules():
             for name, old in list(module._parameters.items()):
                 if old is None:
                     continue
                 dtype = old.dtype if old.dtype.is_floating_point else torch.float64
-                draw = self._drawing(f"{path}.{name}")
                 if old.numel() <= 2**16:
-                    new = torch.randn(old.shape, generator=draw, dtype=torch.float64) * 0.02
+                    new = self._draw(f"{path}.{name}", old.shape) * 0.02
                     if self.even and old.dim() == 1:
                         new.zero_()
                     new = (1.0 if old.dim() == 1 and not (self.even and name == "bias") else 0.0) + new
                     new = new.to(dtype)
                 else:  # rows that differ, and overlap in memory
-                    line = torch.randn(sum(old.shape), generator=draw, dtype=torch.float64).to(dtype)
+                    line = self._draw(f"{path}.{name}", torch.Size([sum(old.shape)])).to(dtype)
                     new = line.as_strided(old.shape, [1] * old.dim())
                 module._parameters[name] = nn.Parameter(new, requires_grad=False)
         self.names = {id(weight): name for name, weight in self.model.named_parameters()}
@@ -294,17 +293,17 @@ class Asked:
             differ = (tokens - tokens[:, :1]).abs().max()
             if not float(differ) <= 1e-6 * (1e-3 + float(x.abs().max())):
                 self.differing.append(name)
-        made = self._vector(name, weight.size(0))
+        made = self._draw(name, weight.shape[:1])
         self.made.setdefault(re.sub(r"\.\d+\.", ".N.", name), made)
         return made.to(x.dtype).repeat(*x.shape[:-1], 1)
 
-    def _vector(self, name: str, size: int) -> Tensor:
-        return torch.randn(size, generator=self._drawing(name), dtype=torch.float64)
-
-    def _drawing(self, name: str) -> torch.Generator:
-        """Layers of one kind draw the same numbers, so that they are fitted once."""
+    def _draw(self, name: str, shape: torch.Size) -> Tensor:
+        """Normal numbers, which layers of one kind share, so that they are fitted once."""
         name = re.sub(r"\.\d+\.", ".N.", name)
-        return torch.Generator().manual_seed(self.seed * 1_000_003 + zlib.crc32(name.encode()))
+        if (name, shape) not in self.drawn:
+            draw = torch.Generator().manual_seed(self.seed * 1_000_003 + zlib.crc32(name.encode()))
+            self.drawn[name, shape] = torch.randn(shape, generator=draw, dtype=torch.float64)
+        return self.drawn[name, shape]
 
     def looked_up(self, ids: Tensor, weight: Tensor) -> Tensor:
         """A random vector, or zeros for a table whose rows differ by position."""
@@ -315,7 +314,7 @@ class Asked:
         if len(set(rows)) > 1:
             self.tables[name] = (weight, rows)
             return torch.zeros(*ids.shape, weight.size(1), dtype=dtype)
-        return self._vector(name, weight.size(1)).to(dtype).repeat(*ids.shape, 1)
+        return self._draw(name, weight.shape[1:]).to(dtype).repeat(*ids.shape, 1)
 
     def _added(self, name: str) -> Callable[..., Tensor]:
         """A hook that records what a module without learned numbers adds by position, and adds nothing."""
@@ -328,22 +327,27 @@ class Asked:
         return hook
 
     def _turned(self, module: nn.Module, args: Any, out: Any) -> Any:
-        """Takes the factor off cos and sin, if `without` was asked for."""
-        if not self.plain:
-            return None
+        """Looks whether cos and sin have a factor, or takes it off if ``plain`` was asked for."""
         parts = out if isinstance(out, tuple) else (out,)
         if not all(isinstance(x, Tensor) for x in parts):
             return None
         if len(parts) == 1 and parts[0].is_complex():
-            self.normalized = True
-            return out / out.abs()
-        if len(parts) == 2 and parts[0].shape == parts[1].shape:
+            size = out.abs()
+        elif len(parts) == 2 and parts[0].shape == parts[1].shape:
             size = (parts[0] ** 2 + parts[1] ** 2).sqrt().clamp(min=1e-30)
-            self.normalized = True
-            return parts[0] / size, parts[1] / size
-        return None
+        else:
+            return None
+        self.normalized = True
+        self.multiplied |= float((size - 1).abs().max()) > 1e-6
+        if not self.plain:
+            return None
+        return out / size if len(parts) == 1 else (parts[0] / size, parts[1] / size)
 
-    plain = normalized = False
+    plain = normalized = multiplied = False
+
+    def without_factor(self, answer: Answer) -> Answer:
+        """The answer just given, with the factor of cos and sin taken off."""
+        return self(answer.places, plain=True) if self.multiplied else answer
 
     def __call__(self, places: Tensor, plain: bool = False, by_ids: bool = True) -> Answer:
         calls: list[Call] = []
@@ -353,7 +357,7 @@ class Asked:
             before += -(before + places.size(-1)) % 16
         ids_of = torch.cat((places[..., :1].expand(*places.shape[:-1], before), places), -1)
         self.tokens = ids_of.size(-1) if by_ids else int(places.max()) + 1
-        self.plain, self.normalized = plain, False
+        self.plain, self.normalized, self.multiplied = plain, False, False
         self.differing.clear()
         self.tables = {}
         self.sinusoids: dict[str, tuple[Tensor, Tensor | None]] = {}
@@ -544,14 +548,14 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
     end = min(4096 if length is None else length, 4096 * ROWS if asked.takes_ids else COUNTED)
     first, fresh = (_within(places, end) for places in (PLACES, FRESH))
     answer = asked(first)
-    plain = asked(first, plain=True)
+    plain = asked.without_factor(answer)
     is_normalized = asked.normalized
     asked.reset(2)
-    again, others = [asked(fresh)], [asked(fresh, plain=True)]
+    again = [asked(fresh)]
+    others = [asked.without_factor(again[0])]
     if any(getattr(scaling, "needs_lengths", False) for _, scaling in scalings) and length is not None:
-        longer = torch.tensor([*fresh.tolist(), 2 * end + 1])
-        again.append(asked(longer))
-        others.append(asked(longer, plain=True))
+        again.append(asked(torch.tensor([*fresh.tolist(), 2 * end + 1])))
+        others.append(asked.without_factor(again[1]))
     axes = _by_axis(asked, first)
     if axes:
         mixed = asked(torch.stack((fresh, fresh // 2, fresh // 3))[: len(axes), None])
@@ -565,9 +569,9 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
     kinds: dict[int, tuple[Scheme, Window, Layer, bool]] = {}
     made: dict[str, Scheme] = {}
     chosen_by: dict[int, Indexer] = {}
+    answers = {id(each): each for each in (answer, plain, *again, *others, *axes)}.values()
     for n, call in enumerate(answer.calls):
         where = f"in layer {call.layer} "
-        answers = (answer, plain, *again, *others, *axes)
         alike = [
             m
             for m in kinds
