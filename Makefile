@@ -14,7 +14,7 @@ WHEEL := .venv-wheel
 LIBRARY := packages/posenc
 TESTS := $(LIBRARY)/tests
 OLDEST_TORCH := $(shell sed -n 's/^dependencies = .*"torch>=\([0-9.]*\)".*/\1/p' $(LIBRARY)/pyproject.toml)
-CORE_TESTS := $(addprefix $(TESTS)/,backends models schemes property errors contract test_encoding.py test_oracles.py \
+CORE_TESTS := $(addprefix $(TESTS)/,backends models schemes property errors test_encoding.py test_oracles.py \
 	test_positions.py test_versions.py)
 
 # What `make bench` holds posenc against, and what that imports. Installed without dependencies, or pip would touch torch.

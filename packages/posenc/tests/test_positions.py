@@ -5,15 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import posenc
 from posenc import PositionError, Positions
 from posenc.positions.positions import PADDING, agree
 from posenc.positions.tiles import Visibility, same_run, table_index, visible
-
-LAW = settings(deadline=None, derandomize=True, max_examples=60)
 
 Rows = list[list[int]]
 
@@ -26,12 +22,6 @@ def facts(positions: Positions) -> tuple[Any, Rows, Rows, Rows | None]:
 def rows_of(*rows: str) -> torch.Tensor:
     """A mask from a picture: x is a token, a dot is padding."""
     return torch.tensor([[mark == "x" for mark in row] for row in rows])
-
-
-# --- making them ----------------------------------------------------------------------------------------------------
-
-
-# --- changing them --------------------------------------------------------------------------------------------------
 
 
 # --- following ------------------------------------------------------------------------------------------------------
@@ -77,54 +67,6 @@ def test_following_continues_each_rows_last_token(case: str) -> None:
 
 
 # --- what may be seen, and what is known without looking ------------------------------------------------------------
-
-
-@st.composite
-def positions_of_rows(draw: st.DrawFn, rows: int) -> Positions:
-    """Positions made in any way, then changed in any way; one row or ``rows``."""
-    small = st.integers(0, 4)
-
-    def table(values: st.SearchStrategy[int], tokens: int) -> torch.Tensor:
-        height = draw(st.sampled_from([1, rows]))
-        row = st.lists(values, min_size=tokens, max_size=tokens)
-        made = draw(st.lists(row, min_size=height, max_size=height))
-        return torch.tensor(made, dtype=torch.int64).reshape(height, tokens)
-
-    kind = draw(st.sampled_from(["arange", "arange", "arange", "coords", "raw", "packed", "padded"]))
-    tokens = draw(st.integers(0, 6))
-    if kind == "arange":
-        made = Positions.arange(tokens, start=draw(st.integers(-2, 5)))
-    elif kind == "coords":
-        made = Positions(table(st.integers(-3, 9), tokens))
-    elif kind == "raw":
-        coords, order, document = (table(st.integers(low, 3), tokens) for low in (-3, -2, PADDING))
-        made = Positions(coords, order=order, document=document)
-    elif kind == "packed":
-        made = Positions.packed(draw(st.lists(st.lists(small, max_size=3), min_size=rows, max_size=rows)))
-    else:
-        made = Positions.padded(table(st.integers(0, 1), tokens).bool())
-
-    changes = st.sampled_from(["slice", "index", "shift", "cat", "following", "expand"])
-    for change in draw(st.lists(changes, max_size=3)):
-        if change == "slice":
-            ends = st.none() | st.integers(-7, 7)
-            made = made[draw(ends) : draw(ends) : draw(st.sampled_from([None, 1, 2]))]
-        elif change == "index" and len(made):
-            some = st.lists(st.integers(-len(made), len(made) - 1), max_size=6)
-            chosen = draw(st.permutations(range(len(made))) | some)
-            made = made[torch.tensor(chosen, dtype=torch.int64)]
-        elif change == "shift":
-            made = made.shift(draw(st.integers(-6, 6)))
-        elif change == "cat":
-            cut = draw(st.integers(0, len(made)))
-            made = Positions.cat(
-                draw(st.permutations([made[:cut], made[cut:], Positions.arange(2, start=len(made))])), documents="same"
-            )
-        elif change == "following":
-            made = made.following(draw(st.integers(0, 3)))
-        elif change == "expand":
-            made = made.expand(rows)
-    return made
 
 
 NUMBERED = torch.tensor([[1, 1, 1, 2, 2, 0], [0, 1, 0, 1, 3, 3]])  # documents of two rows
@@ -258,21 +200,6 @@ def check_layout(positions: Positions) -> None:
                     for c, first, step in zip(coords[row, t].tolist(), span.coords, span.steps, strict=True):
                         assert abs(c - (first + step * (t - span.start))) <= slack
         assert all(document[row][t] == PADDING for t in in_no_span)
-
-
-@LAW
-@given(st.data(), st.integers(1, 3))
-def test_what_may_be_seen_is_the_definition(data: st.DataObject, rows: int) -> None:
-    query, key = (data.draw(positions_of_rows(rows)) for _ in range(2))
-    for visibility in VISIBILITIES:
-        check_visibility(query, key, rows, visibility)
-        check_visibility(key, key, rows, visibility)
-
-
-@LAW
-@given(st.data(), st.integers(1, 3))
-def test_what_a_layout_says_is_so(data: st.DataObject, rows: int) -> None:
-    check_layout(data.draw(positions_of_rows(rows)))
 
 
 def test_visibility_of_permuted_shuffled_and_stitched_text() -> None:

@@ -46,6 +46,19 @@ class TrialCoPE(Scheme):
         return scores + (1 - part) * met.gather(-1, low.long()) + part * met.gather(-1, count.ceil().long())
 
 
+class MixedHeads(Scheme):
+    """Every head's scores are a sum of those of all heads (DAPE)."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.mix = weight(num_heads, num_heads)
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Row, ...]:
+        return (Row(lambda scores, *_: scores + torch.einsum("gh,bhij->bgij", self.mix.to(scores), scores)),)
+
+
 class TermScheme(Scheme):
     """A score of terms that ``make`` makes of named parameters."""
 

@@ -152,6 +152,7 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "transformer_xl with segments": Kind(
         lambda s: posenc.TransformerXL(s.num_heads, s.head_dim, 6, segments=True), needs_segments=True
     ),
+    "mixed heads": Kind(lambda s: user_schemes.MixedHeads(s.num_heads)),
 }
 
 TURNING = frozenset(entry.name for entry in CATALOG if "rotate" in entry.doors)

@@ -211,12 +211,13 @@ MAKES: dict[str, Callable[[], Scheme]] = {
 
 
 class Layers:
-    """Layers that attend to fixed queries, keys, values and gates."""
+    """Layers that attend to fixed queries, keys, values, gates and sinks."""
 
     def __init__(self, schedule: Schedule, positions: Positions, rows: int = 2) -> None:
         self.schedule, self.positions, self.rows = schedule.double(), positions, rows
         self.qkv = torch.randn(len(schedule), 3, rows, HEADS, len(positions), HEAD_DIM, dtype=torch.float64)
         self.gates = torch.randn(len(schedule), rows, HEADS, len(positions), dtype=torch.float64)
+        self.sinks = torch.randn(len(schedule), HEADS, dtype=torch.float64)
 
     def run(
         self, start: int, stop: int, cache: KVCache | None, mask: Tensor | None = None, rows: Tensor | None = None
@@ -232,9 +233,8 @@ class Layers:
                 names = self.schedule[layer][0].features
                 gates = dict.fromkeys(names, self.gates[layer][rows, :, start:stop])
                 features, key_features = step.features(gates, layer)
-                outs.append(
-                    step.attention(q, k, v, layer, features=features, key_features=key_features, attn_mask=mask)
-                )
+                given = {"features": features, "key_features": key_features, "sinks": self.sinks[layer]}
+                outs.append(step.attention(q, k, v, layer, **given, attn_mask=mask))
         return torch.stack(outs)
 
 

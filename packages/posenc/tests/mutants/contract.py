@@ -102,7 +102,7 @@ MUTANTS = (
         Positions,
         "shift",
         layout_kept_by_a_shift,
-        test_positions.test_what_a_layout_says_is_so,
+        test_layout.test_the_layout_of_runs_is_so,
     ),
     Mutant("padding is a span", positions, "read", spans_of_padding, test_layout.test_padding_stands_in_no_span),
     Mutant(

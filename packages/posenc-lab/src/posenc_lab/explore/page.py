@@ -53,9 +53,7 @@ def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> st
         html_of_line=lesson.html_of_line,
         data=packed(json.dumps(data, allow_nan=False, separators=(",", ":")).encode()),
         models={
-            name: packed(models.weights_of(name))
-            for name in content.get("models", {}).get("models", ())
-            if not server
+            name: packed(models.weights_of(name)) for name in content.get("models", {}).get("models", ()) if not server
         },
         imports=Markup(import_map(server)),
         preloaded=json.loads(import_map(server))["imports"].values() if server else (),
