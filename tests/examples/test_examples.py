@@ -150,6 +150,15 @@ def test_four_modules(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 x 3: the published module fails" in text
 
 
+def test_drope_finds_facts_further_away_than_in_training(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    text = printed("drope", capsys)
+    for tokens, before in ((32, 90), (128, 60), (512, 50)):
+        assert figure(text, f"trained again, {tokens} tokens:") > 85
+        assert (figure(text, f"with RoPE, {tokens} tokens:") > before) == (tokens == 32)
+    assert figure(text, "dropped, 32 tokens:") < 70
+
+
 def test_port_numbers_need_numpy_alone(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from posenc.command.cli import main
