@@ -3,9 +3,10 @@
 import { element } from "posenc/elements.js";
 import { Matrix, dot } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
-import { drawn } from "posenc/math/special.js";
+import { randn, randnPython } from "posenc/math/special.js";
 import { isByNumbers, noteOf, numbersOf, settingOf, usualOf, valuesOf } from "posenc/numbers.js";
 import * as options from "posenc/options.js";
+import { remembered } from "posenc/remembered.js";
 import { added, use } from "posenc/use.js";
 
 export const MINILM = "minilm"; // the table of all-MiniLM-L6-v2, which posenc reads where its package is installed
@@ -101,7 +102,7 @@ export function python(values, app) {
         );
     }
     if (scheme === "learned") {
-        return `from posenc.rotation.phases import seeded_normal\n# So a posenc.Learned(${tokens}, ${dim}) may begin:\nP = 0.02 * seeded_normal(${tokens * dim}, 0).view(${tokens}, ${dim})`;
+        return `# So a posenc.Learned(${tokens}, ${dim}) may begin:\nP = 0.02 * ${randnPython([tokens, dim], 0)}`;
     }
     return `scheme = ${options.python(entry, given)}\nP = scheme.table(posenc.Positions.arange(${tokens}), torch.float64)[0]`;
 }
@@ -139,23 +140,10 @@ export async function fromPosenc(values, app, most = 32) {
 /** The sentence of a `check` that has nothing to compare. */
 export const READ_BY_POSENC = "posenc itself has given these numbers to the page";
 
-/** The weight of a learned table before training: N(0, 0.02^2), by draws that posenc can repeat. */
-export function before({ max_positions, dim }, seed = 0) {
-    return { shape: [max_positions, dim], data: draws(max_positions * dim, seed).map((x) => 0.02 * x) };
-}
+/** The weight of a learned table before training: N(0, 0.02^2), as torch draws it. */
+export const before = ({ max_positions, dim }) => ({ shape: [max_positions, dim], data: draws(max_positions * dim) });
 
-const streams = new Map(); // by seed, as far as they were drawn: drawing is slow
-
-function draws(count, seed) {
-    const kept = streams.get(seed) ?? new Float64Array(0);
-    if (kept.length < count) {
-        const longer = new Float64Array(count);
-        longer.set(kept);
-        longer.set(drawn(count - kept.length, seed, kept.length), kept.length);
-        streams.set(seed, longer);
-    }
-    return streams.get(seed).slice(0, count);
-}
+const draws = remembered((count) => randn(count, 0).map((x) => 0.02 * x));
 
 const minilm = { table: null, missing: "", asked: null };
 

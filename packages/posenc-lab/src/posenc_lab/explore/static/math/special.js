@@ -19,27 +19,35 @@ function erfc(x) {
     return Math.exp(-x * x) / Math.sqrt(Math.PI) / below;
 }
 
-/** The x with erf(x) = y: Newton's steps, from an approximation by Winitzki. */
-function erfinv(y) {
-    const log = Math.log((1 - y) * (1 + y));
-    const half = 2 / (Math.PI * 0.147) + log / 2;
-    let x = Math.sign(y) * Math.sqrt(Math.sqrt(half * half - log / 0.147) - half);
-    for (let step = 0; step < 4; step++) {
-        x -= ((erf(x) - y) * Math.sqrt(Math.PI) * Math.exp(x * x)) / 2;
+/** torch.randn(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), for a count of 16 or more: the
+ * Mersenne Twister's numbers, and Box and Muller on sixteen at a time. */
+export function randn(count, seed) {
+    const state = Uint32Array.of(seed, ...Array(623));
+    for (let n = 1; n < 624; n++) state[n] = Math.imul(1812433253, state[n - 1] ^ (state[n - 1] >>> 30)) + n;
+    let at = 0;
+    const word = () => {
+        const y = (state[at] & 0x80000000) | (state[(at + 1) % 624] & 0x7fffffff);
+        let x = (state[at] = state[(at + 397) % 624] ^ (y >>> 1) ^ (y & 1 && 0x9908b0df));
+        at = (at + 1) % 624;
+        x ^= x >>> 11;
+        x ^= (x << 7) & 0x9d2c5680;
+        x ^= (x << 15) & 0xefc60000;
+        return (x ^ (x >>> 18)) >>> 0;
+    };
+    const uniform = () => ((word() & 0x1fffff) * 2 ** 32 + word()) / 2 ** 53;
+    const made = new Float64Array(count);
+    for (let n = 0; n < count; n++) made[n] = uniform(); // faster than Float64Array.from
+    for (let from = 0; from < count; from += 16) {
+        const some = made.subarray(Math.min(from, count - 16));
+        if (some.length > count - from) some.forEach((_, n) => (some[n] = uniform())); // the last ones overlap those before
+        for (let n = 0; n < 8; n++) {
+            const [length, angle] = [Math.sqrt(-2 * Math.log(1 - some[n])), 2 * Math.PI * some[n + 8]];
+            [some[n], some[n + 8]] = [length * Math.cos(angle), length * Math.sin(angle)];
+        }
     }
-    return x;
+    return made;
 }
 
-/** Draws from N(0, 1) that follow from the seed alone, as posenc.rotation.phases.seeded_normal has them: splitmix64, then erfinv. The
- * stream can be read on from its draw `first`. */
-export function drawn(count, seed, first = 0) {
-    const wrap = (x) => BigInt.asUintN(64, x);
-    return Float64Array.from({ length: count }, (_, n) => {
-        let x = wrap(BigInt(first + n + 1) + BigInt(seed) * 1000003n);
-        x = wrap((x ^ (x >> 30n)) * 0xbf58476d1ce4e5b9n);
-        x = wrap((x ^ (x >> 27n)) * 0x94d049bb133111ebn);
-        x ^= x >> 31n;
-        const uniform = (Number(x >> 11n) + 0.5) / 2 ** 53;
-        return Math.SQRT2 * erfinv(2 * uniform - 1);
-    });
-}
+/** The same in Python. */
+export const randnPython = (shape, seed) =>
+    `torch.randn(${shape.join(", ")}, generator=torch.Generator().manual_seed(${seed}), dtype=torch.float64)`;

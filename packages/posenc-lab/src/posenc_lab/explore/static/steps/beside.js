@@ -6,7 +6,7 @@ import { NoPE } from "posenc/math/nope.js";
 import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { ALiBi } from "posenc/math/score/alibi.js";
-import { drawn } from "posenc/math/special.js";
+import { randn, randnPython } from "posenc/math/special.js";
 import { agreed, apart, arrayOf } from "posenc/options.js";
 import { colorOf, drawing, legend, panel, words } from "posenc/panel.js";
 import { svg } from "posenc/svg.js";
@@ -15,13 +15,13 @@ import { weighed } from "posenc/weighed.js";
 const WORDS = ["the", "dog", "bit", "the", "man", "and", "the", "dog"];
 const QUERY = "ran";
 const [FIRST, SECOND] = [WORDS.indexOf("dog"), WORDS.lastIndexOf("dog")];
-const [DIM, HEADS, HEAD, SEED, LAST] = [16, 8, 2, 116, 64]; // of ALiBi's 8 heads the one of slope 1/8
+const [DIM, HEADS, HEAD, SEED, LAST] = [16, 8, 2, 324, 64]; // of ALiBi's 8 heads the one of slope 1/8
 const OPENS = WORDS.length;
 const EQUAL = 0.01; // weights whose bars look the same
 
 const KINDS = [...new Set(WORDS), QUERY]; // each word has one vector
 const ROWS = [...WORDS, QUERY].map((word) => KINDS.indexOf(word));
-const vectors = drawn(KINDS.length * DIM, SEED);
+const vectors = randn(KINDS.length * DIM, SEED);
 const of = (rows) =>
     new Heads(HEADS, rows.length, DIM).map(DIM, (to, _, head, n) =>
         to.set(vectors.subarray(rows[n] * DIM, (rows[n] + 1) * DIM)),
@@ -70,8 +70,8 @@ export const figure = {
     ],
     values,
     line: ({ query }) =>
-        `from posenc.rotation.phases import seeded_normal  # Gaussian numbers of a seed\n` +
-        `x = seeded_normal(${KINDS.length * DIM}, ${SEED}).view(${KINDS.length}, ${DIM})[[${ROWS.join(", ")}]]` +
+        `x = ${randnPython([KINDS.length, DIM], SEED)}[[${ROWS.join(", ")}]]\n` +
+        `x = x` +
         `.expand(1, ${HEADS}, ${ROWS.length}, ${DIM})  # a vector for each word\n` +
         `places = posenc.Positions(torch.tensor([[*range(${WORDS.length}), ${query}]]))\n` +
         `schemes = posenc.NoPE(), posenc.RoPE(${DIM}), posenc.ALiBi(${HEADS})\n` +
@@ -167,7 +167,7 @@ export const question = {
         if (Math.abs(rope[FIRST] - rope[SECOND]) < EQUAL) return "equal";
         return rope[FIRST] > rope[SECOND] ? "right" : "nearer";
     },
-    examples: { right: { query: 18 }, start: { query: OPENS }, nearer: { query: 12 }, equal: { query: 16 } },
+    examples: { right: { query: 26 }, start: { query: OPENS }, nearer: { query: 12 }, equal: { query: 16 } },
 };
 
 /** Bars of several rows side by side, for each word. */

@@ -5,8 +5,8 @@ import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
-import { drawn } from "posenc/math/special.js";
-import { agreed, apart, arrayOf, entryOf, literal, named, optionsOf, python } from "posenc/options.js";
+import { randn, randnPython } from "posenc/math/special.js";
+import { agreed, apart, arrayOf, entryOf, named, optionsOf, python } from "posenc/options.js";
 import { drawing, legend, panel, words } from "posenc/panel.js";
 import { svg } from "posenc/svg.js";
 import { weighed } from "posenc/weighed.js";
@@ -41,9 +41,9 @@ function call({ scheme: value, head: number }, app) {
     const data =
         learns === "weight"
             ? Float64Array.from({ length: HEADS * LEARNED.length }, (_, n) => LEARNED[Math.floor(n / HEADS)])
-            : shape && drawn(shape[0] * shape[1], 1).map((x) => SPREAD * x);
+            : shape && randn(shape[0] * shape[1], 1).map((x) => SPREAD * x);
     const parameters = shape ? { [learns]: { shape, data } } : {};
-    const vectors = drawn(QUERIES.length * DIM, 0);
+    const vectors = randn(QUERIES.length * DIM, 0);
     const q = new Heads(HEADS, QUERIES.length, DIM).map(DIM, (to, _, head, n) =>
         to.set(vectors.subarray(n * DIM, (n + 1) * DIM)),
     );
@@ -92,11 +92,9 @@ export const figure = {
             learns === "weight"
                 ? `learned = torch.tensor([${LEARNED.join(", ")}]).double()  # by bucket\n` +
                   `scheme.weight.data = learned[:, None].repeat(1, ${HEADS})`
-                : `scheme.${learns}.data = ${SPREAD} * ` +
-                  `seeded_normal(${shape?.[0] * shape?.[1]}, 1).view${literal(shape ?? null)}`;
+                : `scheme.${learns}.data = ${SPREAD} * ${randnPython(shape ?? [], 1)}`;
         return (
-            `from posenc.rotation.phases import seeded_normal  # Gaussian numbers of a seed\n` +
-            `q = seeded_normal(${QUERIES.length * DIM}, 0).view(2, 1, 1, ${DIM})` +
+            `q = ${randnPython([2, 1, 1, DIM], 0)}` +
             `.expand(2, ${HEADS}, ${FAR + 1}, ${DIM})  # ${QUERIES.join(", ")}\n` +
             (learns ? `${scheme}.double()\n${numbers}\n` : `${scheme}\n`) +
             `posenc.logits(q, 0 * q, scheme)[:, ${head}, -1]  # with .softmax(-1) the weights`

@@ -3,6 +3,7 @@
 import { Matrix } from "posenc/math/arrays.js";
 import { Learned, Sinusoidal } from "posenc/math/add.js";
 import { Positions } from "posenc/math/positions.js";
+import { randnPython } from "posenc/math/special.js";
 import { agreed, apart, named } from "posenc/options.js";
 import { colorOf, drawing, legend, panel, shown, words } from "posenc/panel.js";
 import { remembered } from "posenc/remembered.js";
@@ -49,9 +50,8 @@ export const figure = {
     controls: [{ name: "position", label: "position", kind: "range", min: 0, max: SHOWN - 1, step: 1 }],
     values,
     line: ({ position }) =>
-        `from posenc.rotation.phases import seeded_normal  # Gaussian numbers of a seed\n` +
         `learned = posenc.Learned(max_positions=${ROWS}, dim=${DIM}).double()\n` +
-        `learned.weight.data = 0.02 * seeded_normal(${ROWS * DIM}, 0).view(${ROWS}, ${DIM})  # so it may begin\n` +
+        `learned.weight.data = 0.02 * ${randnPython([ROWS, DIM], 0)}  # so it may begin\n` +
         `row = learned.table(posenc.Positions.arange(1, start=${position}), torch.float64)[0]\n` +
         `torch.cosine_similarity(row, learned.weight)`,
     compared(state) {

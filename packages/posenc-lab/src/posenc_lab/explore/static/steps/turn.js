@@ -7,15 +7,15 @@ import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
-import { drawn } from "posenc/math/special.js";
+import { randn, randnPython } from "posenc/math/special.js";
 import { agreed, apart, arrayOf } from "posenc/options.js";
 import { drawing, panel, shown, words } from "posenc/panel.js";
 import { svg } from "posenc/svg.js";
 
-const [DIM, PAIR, LAST, SEED] = [16, 2, 110, 2]; // the pair of the arrows turns by base^(-2 PAIR / DIM) = 0.1 a token
+const [DIM, PAIR, LAST, SEED] = [16, 2, 110, 4310]; // the pair of the arrows turns by base^(-2 PAIR / DIM) = 0.1 a token
 const PAIRS = DIM / 2;
 const ROPE = new RoPE({ head_dim: DIM, base: 10000 });
-const vectors = drawn(2 * DIM, SEED);
+const vectors = randn(2 * DIM, SEED);
 const one = (n) => new Heads(1, 1, DIM, vectors.slice(n * DIM, (n + 1) * DIM));
 const [Q, K] = [one(0), one(1)];
 const OPENS = { query: 7, key: 3 };
@@ -62,8 +62,8 @@ export const figure = {
     }),
     values,
     line: ({ query, key }) =>
-        `from posenc.rotation.phases import seeded_normal  # Gaussian numbers of a seed\n` +
-        `q, k = (x.expand(1, 1, ${LAST + 1}, ${DIM}) for x in seeded_normal(${2 * DIM}, ${SEED}).view(2, ${DIM}))\n` +
+        `x = ${randnPython([2, DIM], SEED)}\n` +
+        `q, k = x[:, None, None, None].expand(2, 1, 1, ${LAST + 1}, ${DIM})\n` +
         `scores = posenc.logits(q, k, posenc.RoPE(${DIM}))[0, 0]  # all positions\n` +
         `torch.cat((scores[${query}, ${key}:${key + 1}], scores[:, 0]))  # this one, all distances`,
     compared(state) {
@@ -124,8 +124,8 @@ export const question = {
         right: { query: 60, key: 56 },
         still: OPENS,
         one: { query: 60, key: OPENS.key },
-        apart: { query: 60, key: 40 },
-        chance: { query: 60, key: 52 },
+        apart: { query: 60, key: 30 },
+        chance: { query: 60, key: 51 },
     },
 };
 
