@@ -53,7 +53,6 @@ DRAWN = {"weighed", "tokens", "length", "seed", "draw", "scheme", "measure", "ro
 
 # Controls without a symbol, though the formula has others.
 WITHOUT = {
-    "bias-by-distance": {"distance", "log", "fire", "sandwich", "shaw", "t5"},
     "schedule": {"family", "layer"},
     "similarity": {"layout"},
     "windows": {"layout"},

@@ -155,3 +155,69 @@ def test_the_lesson_opens_first_and_answers(page: Watched, address: str) -> None
     page.page.mouse.move(places[2]["x"] + 20, y, steps=6)
     page.page.mouse.up()
     page.page.wait_for_function(IN_ORDER, arg="dog man bites")
+
+
+# --- parts of the pictures ------------------------------------------------------------------------------------------
+
+BOUND = {step.name: set(lesson.PART.findall(step.text)) for step in LESSON if lesson.PART.search(step.text)}
+LIT = """name => [...document.querySelectorAll(`[data-part~="${name}"], .control[data-name="${name}"]`)].map((one) => {
+    const { filter, boxShadow } = getComputedStyle(one);
+    return filter !== "none" || boxShadow !== "none";
+})"""
+
+
+@needs_browser
+@pytest.mark.parametrize("name", BOUND)
+def test_a_word_and_its_part_of_the_picture_light_each_other(name: str, page: Watched, address: str) -> None:
+    """By pointer and by keyboard; and of the word nothing else is lit."""
+    opened(page, address, name)
+    for part in {part for _, part in BOUND[name]}:
+        word = page.page.locator(f'dfn[data-part="{part}"]').first
+        pictured = page.page.locator(f'.picture [data-part~="{part}"]')
+        assert pictured.count() > 0, f"{part} is not in the picture"
+        for use in (word.hover, word.focus):
+            use()
+            assert all(page.page.evaluate(LIT, part))
+            word.blur()
+            page.page.mouse.move(0, 0)
+            page.page.wait_for_function(f"name => !({LIT})(name).some(Boolean)", arg=part)
+        pictured.first.dispatch_event("pointerover")
+        assert all(page.page.evaluate(LIT, part))
+        page.page.mouse.move(0, 1)
+
+
+@needs_browser
+@pytest.mark.parametrize(
+    ("name", "number", "by", "state"),
+    [
+        ("turn", 0, (60, -20), r"turn\.query=1\d"),
+        ("turn", 1, (30, 60), r"turn\.key=\d+"),
+        ("turn", 2, (50, 0), r"turn\.query=1\d"),
+        ("bias", 0, (0, 70), r"bias\.head=1"),
+        ("table", 0, (60, 0), r"table\.position=2\d"),
+        ("clockwork", 1, (0, 40), r"clockwork\.k=\d+"),
+    ],
+)
+def test_arrows_and_curves_are_dragged(
+    name: str, number: int, by: tuple[int, int], state: str, page: Watched, address: str
+) -> None:
+    """Each in steps that compute in less than 8 ms, at the median."""
+    opened(page, address, name)
+    place = page.page.locator(".picture .dragged").nth(number).bounding_box()
+    assert place
+    x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+    page.page.mouse.move(x, y)
+    page.page.mouse.down()
+    page.page.mouse.move(x + by[0], y + by[1], steps=8)
+    page.page.mouse.up()
+    page.page.wait_for_function("state => new RegExp(state).test(location.hash)", arg=state)
+    took = page.page.evaluate("name => window.posenc.timings[name].slice(1).map(one => one.compute)", name)
+    assert sorted(took)[len(took) // 2] < 8
+
+
+@needs_browser
+def test_a_pair_and_a_slope_are_chosen_by_a_click(page: Watched, address: str) -> None:
+    for name, number, state in (("turn", 5, "turn.pair=5"), ("bias", 6, "bias.head=8")):
+        opened(page, address, name)
+        page.page.locator(".picture .chosen-by-click").nth(number).dispatch_event("click")
+        page.page.wait_for_function("state => location.hash.endsWith(state)", arg=state)

@@ -123,7 +123,6 @@ def test_the_laws_of_an_own_scheme_are_measured() -> None:
             for scheme in (STEPS, "fourier_features", "exponential_decay")
         ],
         ("doors", {"first": STEPS, "second": PLATEAU}),
-        ("bias-by-distance", {"distance": 300}),
     ],
     ids=lambda x: x if isinstance(x, str) else str(x.get("scheme", "")).rpartition(":")[2],
 )

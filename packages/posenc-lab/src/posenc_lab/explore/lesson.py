@@ -6,7 +6,7 @@ answered with the figure, a sentence for each kind of answer, and a sentence tha
     ---
     title: Why a model needs positions
     ---
-    One to four short paragraphs, with $mathematics$.
+    One to four short paragraphs, with $mathematics$, and [words]{part=name} that are bound to a part of the picture.
 
     ## Predict
     What will the picture show, once it is changed in a way that is said?
@@ -62,6 +62,7 @@ FILE = re.compile(
 )
 ANSWER = re.compile(r"\n- `(?P<key>[a-z-]+)`: (?P<words>[^\n]+(?:\n  [^\n]+)*)")
 MATH = re.compile(r"\$([^$\n]+)\$")
+PART = re.compile(r"\[([^\]\n]+)\]\{part=([a-z]+)\}")
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,22 @@ def _math(state: StateInline, silent: bool) -> bool:
     return True
 
 
+def _part(state: StateInline, silent: bool) -> bool:
+    found = PART.match(state.src, state.pos)
+    if not found:
+        return False
+    if not silent:
+        token = state.push("part", "dfn", 0)
+        token.content, token.info = found.groups()
+    state.pos = found.end()
+    return True
+
+
+def _render_part(renderer: RendererHTML, tokens: Any, at: int, *rest: Any) -> str:
+    """Words that light a part of the picture, and can have the focus. The page finds both by the name."""
+    return f'<dfn data-part="{tokens[at].info}" tabindex="0">{html_of_line(tokens[at].content)}</dfn>'
+
+
 def _render_math(renderer: RendererHTML, tokens: Any, at: int, *rest: Any) -> str:
     return inline(tokens[at].content)
 
@@ -158,3 +175,5 @@ def _render_math(renderer: RendererHTML, tokens: Any, at: int, *rest: Any) -> st
 _MARKDOWN = MarkdownIt("commonmark", {"html": False})
 _MARKDOWN.inline.ruler.before("escape", "math", _math)
 _MARKDOWN.add_render_rule("math", _render_math)
+_MARKDOWN.inline.ruler.before("link", "part", _part)
+_MARKDOWN.add_render_rule("part", _render_part)

@@ -42,6 +42,7 @@ export class Card {
             heat: (box, options) => heat(box, page.theme, options),
             lines: (box, options) => lines(box, page.theme, options),
             set: (patch) => this.set(patch),
+            move: (name, value) => this.move(name, value),
             beneath: () => this.beneath,
             server: data.server,
         };
@@ -68,7 +69,7 @@ export class Card {
         this.formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
         this.formula.innerHTML = data.formulas[figure.name] ?? "";
         const symbolValues = element("p", { class: "symbols" });
-        this.showSymbols = symbols(this.controls, this.formula, symbolValues);
+        this.showSymbols = symbols(this.formula, symbolValues);
         [this.use, this.line] = [code(), code()];
         this.checked = element(
             "details",

@@ -4,6 +4,7 @@ import { Card } from "posenc/card.js";
 import { element } from "posenc/elements.js";
 import * as lesson from "posenc/lesson.js";
 import { unpacked } from "posenc/packed.js";
+import { lightParts } from "posenc/parts.js";
 import * as address from "posenc/state.js";
 import { isDark, themeOf } from "posenc/theme.js";
 import { STEPS, VIEWS } from "posenc/views.js";
@@ -146,6 +147,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault(); // what stands after the "#" is the state
     document.querySelector("main").focus();
 });
+lightParts();
 addEventListener("keydown", lesson.onArrow);
 addEventListener("keydown", ({ key, defaultPrevented }) => {
     if (key === "Escape" && !defaultPrevented) document.querySelector(".alone .figure-head a")?.click();

@@ -39,13 +39,15 @@ export const count = (value) => value.toLocaleString("en");
  * A rectangle of a drawing with a scale for x and for y, a title above it, and ticks.
  * @param {{left, top, width, height, x: [number, number], y: [number, number], title?: string, xTicks?: number[],
  *   yTicks?: number[], xLabel?: string}} options
- * @returns {{parts: SVGElement[], X: Function, Y: Function, path: Function, dots: Function, bar: Function}} path(ys,
- *   look, step): a line through the values at x = 0, step, 2 step, ..; dots(ys, fill): a dot at each of 0, 1, ..;
- *   bar(x, width, value, fill): from 0 to the value, x and width in pixels
+ * @returns {{parts: SVGElement[], X: Function, Y: Function, at: Function, path: Function, dots: Function, bar: Function}}
+ *   at(x, y): the values at a point; path(ys, look, step, stairs): a line through the values at x = 0, step, 2 step, ..,
+ *   or level around each; dots(ys, fill): a dot at each of 0, 1, ..; bar(x, width, value, fill): from 0 to the value, x
+ *   and width in pixels
  */
 export function panel({ left, top, width, height, x, y, title = "", xTicks = [], yTicks = [], xLabel = "" }) {
     const X = (value) => left + ((value - x[0]) / (x[1] - x[0])) * width;
     const Y = (value) => top + height - ((value - y[0]) / (y[1] - y[0])) * height;
+    const at = (px, py) => [x[0] + ((px - left) / width) * (x[1] - x[0]), y[0] + ((top + height - py) / height) * (y[1] - y[0])];
     const line = (x1, y1, x2, y2) => svg("line", { x1, y1, x2, y2, stroke: "var(--rule)" });
     const tick = (value) => minus(value.toLocaleString("en", { maximumFractionDigits: 6 }));
     const parts = [
@@ -60,9 +62,11 @@ export function panel({ left, top, width, height, x, y, title = "", xTicks = [],
         words(left, top - 6, title, { fill: "var(--ink)" }),
         words(left + width, top + height + 6 + 2 * LETTERS, xLabel, { "text-anchor": "end" }),
     ];
-    const path = (ys, look, step = 1) =>
+    const path = (ys, look, step = 1, stairs = false) =>
         svg("polyline", {
-            points: Array.from(ys, (value, n) => `${X(n * step).toFixed(1)},${Y(value).toFixed(1)}`).join(" "),
+            points: Array.from(ys, (value, n) =>
+                (stairs ? [Math.max(n - 0.5, x[0]), Math.min(n + 0.5, x[1])] : [n]).map((at) => `${X(at * step).toFixed(1)},${Y(value).toFixed(1)}`).join(" "),
+            ).join(" "),
             fill: "none",
             "stroke-width": 1.8,
             "stroke-linejoin": "round",
@@ -72,7 +76,7 @@ export function panel({ left, top, width, height, x, y, title = "", xTicks = [],
         Array.from(ys, (value, n) => svg("circle", { cx: X(n), cy: Y(value), r, fill }));
     const bar = (x, width, value, fill) =>
         svg("rect", { x, width, y: Math.min(Y(0), Y(value)), height: Math.abs(Y(value) - Y(0)), fill });
-    return { parts, X, Y, path, dots, bar };
+    return { parts, X, Y, at, path, dots, bar };
 }
 
 const LETTER = 0.54 * LETTERS; // the mean width of one, near enough to place words by

@@ -1,6 +1,5 @@
 // Which figures there are, in which view, in which order.
 
-import { figure as biasByDistance } from "posenc/figures/bias-by-distance.js";
 import { figure as clocks } from "posenc/figures/clocks.js";
 import { figure as distanceAware } from "posenc/figures/distance-aware.js";
 import { figure as doors } from "posenc/figures/doors.js";
@@ -70,7 +69,7 @@ export const VIEWS = [
         name: "scores",
         title: "Scores",
         about: "What a scheme adds to the score of a query and a key, or does to it, before the softmax.",
-        figures: [scheme, biasByDistance, windows, distanceAware, relative2d, seen],
+        figures: [scheme, windows, distanceAware, relative2d, seen],
     },
     {
         name: "sentence",

@@ -95,6 +95,8 @@ export const figure = {
             app.heat(maps, { label: "", rowLabel: "position", columnLabel: "its vector", size: 300 }),
             app.heat(maps, { label: "", rowLabel: "position", columnLabel: "distance to position", size: 300 }),
         ];
+        vectors.canvas.parentElement.dataset.part = "vectors";
+        apartFrom.canvas.parentElement.dataset.part = "distances";
         return ({ code }, { P, D, largest, widths, next, far }) => {
             const { name } = CODES[code];
             const [rows, columns] = [COUNT, P.columns];
@@ -113,14 +115,14 @@ export const figure = {
                 label: `${name}: distances between positions`,
             });
             const said = [
-                ["largest number", largest, count],
-                ["numbers in a vector", widths, count],
-                ["from p to p + 1", [range(next)]],
+                ["largest number", largest, count, "largest"],
+                ["numbers in a vector", widths, count, "width"],
+                ["from p to p + 1", [range(next)], String, "neighbours"],
                 ["from p to p + 8", [range(far)]],
             ];
             facts.replaceChildren(
-                ...said.flatMap(([what, [here, there], written = String]) => [
-                    element("dt", {}, what),
+                ...said.flatMap(([what, [here, there], written = String, part]) => [
+                    element("dt", { "data-part": part }, what),
                     element(
                         "dd",
                         {},

@@ -1,5 +1,6 @@
 // Step 6: a number is added to the score, by the distance, and the softmax makes weights of it.
 
+import { dragged } from "posenc/drag.js";
 import { minus } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
@@ -77,7 +78,7 @@ function scaleOf(rows) {
 export const figure = {
     name: "bias",
     title: "The bias, and the weights after the softmax",
-    see: "Two words ask from the same place. Choose what is added to their scores.",
+    see: "Two words ask from the same place. Choose what is added to their scores, and drag ALiBi's line.",
     defaults: { scheme: "alibi", head: 4 },
     another: { scheme: "shaw", head: 1 },
     controls: ({ scheme }) => [
@@ -123,11 +124,12 @@ export const figure = {
             const [left, right, top, high] = [44, 14, 24, width < 480 ? 104 : 140];
             const { palette } = app.theme();
             const looks = [{ stroke: palette[2] }, { stroke: palette[1], "stroke-dasharray": "7 5" }];
+            const [isALiBi, isT5] = ["alibi", "buckets"].map((one) => one === state.scheme);
             const key = QUERIES.map((name, n) => ({ name, ...looks[n] }));
             const place = { left, width: width - left - right, height: high, x: [0, FAR] };
             const second = top + high + 30;
             const panels = [
-                { ...place, top, title: "bias b for each word that asks", ...scaleOf(numbers.biases) },
+                { ...place, top, title: "bias b for each word that asks", ...(isALiBi ? SLOPES : scaleOf(numbers.biases)) },
                 {
                     ...place,
                     top: second,
@@ -141,7 +143,7 @@ export const figure = {
             const upright = { x1: X(BACK), x2: X(BACK), y1: top, y2: second + high };
             const curves = [numbers.biases, numbers.weights].flatMap((rows, at) =>
                 rows.flatMap((row, n) => [
-                    panels[at].path(row.slice().reverse(), looks[n]),
+                    panels[at].path(row.slice().reverse(), { ...looks[n], "data-part": at ? "weight" : "bias" }, 1, isT5),
                     ...panels[at].dots(row.slice().reverse(), looks[n].stroke, 1.6),
                     svg("circle", { cx: X(BACK), cy: panels[at].Y(row[FAR - BACK]), r: 4, fill: looks[n].stroke }),
                 ]),
@@ -154,6 +156,7 @@ export const figure = {
                     svg("line", { ...upright, stroke: "var(--faint)", "stroke-dasharray": "2 3" }),
                     ...legend(width - right, top - 6, key),
                     ...curves,
+                    ...(isALiBi ? slopesIn(panels[0], state, app) : []),
                     ...lines.map((line, n) =>
                         words(left, second + high + 48 + 17 * n, line, { fill: "var(--ink)", "font-size": 13 }),
                     ),
@@ -169,6 +172,28 @@ export const figure = {
         return `${name}${which}: ${said(numbers).join(" ")}`;
     },
 };
+
+/** The axis of ALiBi's lines: one for all heads, so that the slope is seen. */
+const SLOPES = { y: [-FAR / 2, 0], yTicks: [-20, -10, 0] };
+
+/** The lines of all heads, of which one clicks one, and over that of the chosen head what is dragged. */
+function slopesIn({ X, Y, at }, { head: chosen }, app) {
+    const line = (head, look) =>
+        svg("line", { x1: X(0), y1: Y(0), x2: X(FAR), y2: Y(-FAR / 2 ** head), "data-part": "head", ...look });
+    const heads = Array.from({ length: HEADS }, (_, n) => n + 1).filter((head) => head !== chosen);
+    const set = (head) => app.move("head", head);
+    const place = (x, y) => {
+        const [distance, bias] = at(x, y);
+        return bias < 0 ? Math.log2(Math.max(distance, 1) / -bias) : HEADS;
+    };
+    const handle = dragged({ now: () => chosen, min: 1, max: HEADS, place, set });
+    const thick = { stroke: "transparent", "stroke-width": 9 };
+    return [
+        ...heads.map((head) => line(head, { stroke: "var(--faint)", "stroke-width": 0.7 })),
+        ...heads.map((head) => line(head, { ...thick, class: "chosen-by-click", onclick: () => set(head) })),
+        line(chosen, { ...thick, "stroke-width": 16, ...handle }),
+    ];
+}
 
 /** The bias of the key BACK tokens ago, for each query. */
 const ago = ({ biases }) => biases.map((bias) => bias[FAR - BACK]);

@@ -1,5 +1,6 @@
 // Step 3: the pairs of a sinusoidal vector as clocks. M_k turns those of every position by the same angles.
 
+import { dragged, turnedTo } from "posenc/drag.js";
 import { element, row } from "posenc/elements.js";
 import { Sinusoidal } from "posenc/math/add.js";
 import { Matrix, dot } from "posenc/math/arrays.js";
@@ -59,10 +60,20 @@ export const figure = {
         return agreed(after.data.length, apart(after.data, table.data));
     },
     mount(box, app) {
-        const names = FROM.map((p) => element("span", {}, `p = ${p}`));
-        const clocks = FROM.map((p) => Array.from(scheme.theta, (_, pair) => clock(ordered(app.theme(), pair, 4))));
-        const [turned, blocks] = [0, 1].map(() => Array.from(scheme.theta, () => element("span")));
-        const speeds = Array.from(scheme.theta, (theta) => `θ = ${Number(theta.toPrecision(2))}`);
+        const names = FROM.map((p) => element("span", { "data-part": "position" }, `p = ${p}`));
+        let last = 0; // k
+        /** The thick hand is dragged: k is the angle from the thin one, divided by the speed. */
+        const turning = (p, theta) =>
+            dragged({
+                ...{ now: () => last, min: 0, max: MOST, set: (k) => app.move("k", k) },
+                place: (x, y, k) => turnedTo(Math.atan2(-y, x) - p * theta, theta, k),
+            });
+        const clocks = FROM.map((p) =>
+            Array.from(scheme.theta, (theta, pair) => clock(ordered(app.theme(), pair, 4), turning(p, theta))),
+        );
+        const cells = (part) => Array.from(scheme.theta, () => element("span", { "data-part": part }));
+        const [turned, blocks, speeds] = ["turn", "matrix", "theta"].map(cells);
+        scheme.theta.forEach((theta, pair) => (speeds[pair].textContent = `θ = ${Number(theta.toPrecision(2))}`));
         box.append(
             element(
                 "table",
@@ -73,6 +84,7 @@ export const figure = {
             ),
         );
         return ({ k }, { M, before, after, turns }) => {
+            last = k;
             FROM.forEach((p, n) => {
                 names[n].replaceChildren(`p = ${p}`, element("br"), `→ ${p + k}`);
                 clocks[n].forEach((one, pair) => one.draw(before.row(n), after.row(n), pair, turns[pair]));
@@ -94,15 +106,15 @@ export const figure = {
 const signed = (x) => `${x < 0 ? "−" : "\u2007"}${Math.abs(x).toFixed(2)}`;
 
 /** One clock: {box, draw}. The sector between the hands is what M_k has turned. */
-function clock(color) {
+function clock(color, handle) {
     const R = 22;
-    const hand = (width, opacity) =>
-        svg("line", { stroke: color, "stroke-width": width, "stroke-linecap": "round", opacity });
-    const sector = svg("path", { fill: color, opacity: 0.3 });
-    const [thin, thick] = [hand(1.5, 0.9), hand(3.5, 1)];
-    const tip = svg("circle", { r: 3.5, fill: color });
+    const hand = (width, part) =>
+        svg("line", { stroke: color, "stroke-width": width, "stroke-linecap": "round", "data-part": part });
+    const sector = svg("path", { fill: color, "fill-opacity": 0.3, "data-part": "turn" });
+    const [thin, thick] = [hand(1.5, "position"), hand(3.5, "k")];
+    const tip = svg("circle", { r: 3.5, fill: color, "data-part": "k" });
     const rim = svg("circle", { r: R, fill: color, stroke: "var(--faint)" });
-    const made = svg("svg", { viewBox: "-26 -26 52 52", "aria-hidden": "true" }, rim, sector, thin, thick, tip);
+    const made = svg("svg", { viewBox: "-26 -26 52 52", "aria-hidden": "true", ...handle }, rim, sector, thin, thick, tip);
     // The cosine goes to the right and the sine up; y runs down on the screen.
     const place = (vector, pair, r) => [r * vector[2 * pair + 1], -r * vector[2 * pair]];
     return {

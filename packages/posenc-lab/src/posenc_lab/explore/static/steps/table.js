@@ -1,5 +1,6 @@
 // Step 4: a learned table has a row for each position, and none past its last. The sinusoid is a formula.
 
+import { dragged } from "posenc/drag.js";
 import { Matrix } from "posenc/math/arrays.js";
 import { Learned, Sinusoidal } from "posenc/math/add.js";
 import { Positions } from "posenc/math/positions.js";
@@ -85,6 +86,7 @@ export const figure = {
                     ...cellsOf(width, app.theme().dark, cells),
                     ...marks(cells, below, state),
                     ...curvesIn(looks, below, state, numbers),
+                    handle(cells, below, state, app),
                 ],
                 label: figure.describe(state, numbers),
             };
@@ -129,7 +131,7 @@ function cellsIn({ divergingRamp }, place) {
     });
     const cells = Array.from(byShade, ([shade, d]) => {
         const at = 4 * Math.round((255 * shade) / (2 * SHADES));
-        return svg("path", { d, fill: `rgb(${divergingRamp.subarray(at, at + 3).join()})` });
+        return svg("path", { d, fill: `rgb(${divergingRamp.subarray(at, at + 3).join()})`, "data-part": "table" });
     });
     const empty = {
         x: X(ROWS - 0.5) + 1,
@@ -139,13 +141,14 @@ function cellsIn({ divergingRamp }, place) {
         fill: "none",
         stroke: "var(--faint)",
         "stroke-dasharray": "4 3",
+        "data-part": "edge",
     };
     const [from, to] = [X(ROWS - 0.5), X(SHOWN - 0.5)];
     return [
         ...parts,
         ...cells,
         svg("rect", empty),
-        words((from + to) / 2, place.top - 6, "no rows", { "text-anchor": "middle", fill: "var(--ink)" }),
+        words((from + to) / 2, place.top - 6, "no rows", { "text-anchor": "middle", fill: "var(--ink)", "data-part": "edge" }),
     ];
 }
 
@@ -158,8 +161,8 @@ function curvesIn(looks, place, { position }, { refused, learned: ofLearned, sin
         yTicks: [0, 1],
         xLabel: "position",
     });
-    const ours = { stroke: looks.learned, "stroke-width": 2 };
-    const formula = { stroke: looks.sinusoid, "stroke-dasharray": "6 3" };
+    const ours = { stroke: looks.learned, "stroke-width": 2, "data-part": "learned" };
+    const formula = { stroke: looks.sinusoid, "stroke-dasharray": "6 3", "data-part": "sinusoid" };
     const key = [
         { name: "learned", ...ours },
         { name: "sinusoid", ...formula },
@@ -180,10 +183,19 @@ function curvesIn(looks, place, { position }, { refused, learned: ofLearned, sin
 /** The position, round its row and behind the curves. */
 function marks(cells, below, { position }) {
     const { X } = panel(cells);
-    const place = { x: X(position - 0.5) - 1, width: X(1) - X(0) + 2 };
+    const place = { x: X(position - 0.5) - 1, width: X(1) - X(0) + 2, "data-part": "position" };
     const frame = { y: cells.top - 1, height: cells.height + 2, stroke: "var(--ink)", "stroke-width": 2 };
     return [
         svg("rect", { ...place, ...frame, fill: "none" }),
         svg("rect", { ...place, y: below.top, height: below.height, fill: "var(--rule)" }),
     ];
+}
+
+/** What one drags: all of the picture, where the position comes to. */
+function handle(cells, below, { position }, app) {
+    const { at } = panel(cells);
+    const place = { x: cells.left, y: cells.top, width: cells.width, height: below.top + below.height - cells.top };
+    const drag = { now: () => position, min: 0, max: SHOWN - 1, place: (x, y) => at(x, y)[0], jumps: true };
+    const set = (position) => app.set({ position });
+    return svg("rect", { ...place, fill: "transparent", ...dragged({ ...drag, set }) });
 }

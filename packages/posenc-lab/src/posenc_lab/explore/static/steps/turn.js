@@ -1,7 +1,7 @@
 // Step 5: RoPE turns q and k by their positions. What meets in the score is the angle between them.
-// Two controls, where other steps have one: that both arrows turn and the angle between them stays is seen only by
-// moving both.
+// Two positions are moved, since only so one sees that both arrows turn and the angle between them stays.
 
+import { dragged, turnedTo } from "posenc/drag.js";
 import { repeated } from "posenc/fixed.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
@@ -12,13 +12,13 @@ import { agreed, apart, arrayOf } from "posenc/options.js";
 import { drawing, panel, shown, words } from "posenc/panel.js";
 import { svg } from "posenc/svg.js";
 
-const [DIM, PAIR, LAST, SEED] = [16, 2, 110, 4310]; // the pair of the arrows turns by base^(-2 PAIR / DIM) = 0.1 a token
+const [DIM, LAST, SEED] = [16, 110, 4310];
 const PAIRS = DIM / 2;
 const ROPE = new RoPE({ head_dim: DIM, base: 10000 });
 const vectors = randn(2 * DIM, SEED);
 const one = (n) => new Heads(1, 1, DIM, vectors.slice(n * DIM, (n + 1) * DIM));
 const [Q, K] = [one(0), one(1)];
-const OPENS = { query: 7, key: 3 };
+const OPENS = { query: 7, key: 3, pair: 2 }; // which turns by base^(-4 / DIM) = 0.1 a token
 const FAR = 50; // the question wants the query past it
 const NEAR = 0.1; // scores that one may take for the same
 
@@ -26,39 +26,42 @@ const at = (position) => new Positions([position]);
 const score = (query, key) => logits(ROPE, Q, K, { positions: at(query), keyPositions: at(key) }).data[0];
 
 const queries = repeated(LAST + 1, Q.data);
+const THETA = ROPE.frequencies().theta;
 /** The score at the distances 0 .. LAST. */
 const curve = logits(ROPE, queries, K, { positions: Positions.arange(LAST + 1), keyPositions: at(0) }).data;
 
-function values({ query, key }) {
+function values({ query, key, pair: shown }) {
     const { q, k } = ROPE.rotate(Q, K, at(query), at(key), { length: 0 });
     const pair = ({ data }, n) => [data[n], data[n + PAIRS]];
     const products = Array.from({ length: PAIRS }, (_, n) => {
         const [[a, b], [c, d]] = [pair(q, n), pair(k, n)];
         return (a * c + b * d) / Math.sqrt(DIM);
     });
-    const arrows = { q: pair(q, PAIR), k: pair(k, PAIR) };
+    const arrows = { query: pair(q, shown), key: pair(k, shown) };
     const angle = ([x, y]) => Math.atan2(y, x);
-    const between = Math.acos(Math.cos(angle(arrows.q) - angle(arrows.k)));
+    const between = Math.acos(Math.cos(angle(arrows.query) - angle(arrows.key)));
     return { arrows, between, products, score: score(query, key), curve };
 }
 
 const degrees = (angle) => `${Math.round((angle * 180) / Math.PI)}°`;
-const turned = (position) => degrees(position * ROPE.frequencies().theta[PAIR]);
+const turned = (position, pair) => degrees(position * THETA[pair]);
 
 export const figure = {
     name: "turn",
     title: "Both arrows turn, the angle between them stays",
-    see: "Move both positions by the same number of tokens: each arrow turns, and the score stays.",
+    see: "Drag both arrows by the same number of tokens: each turns, and the score stays. Click a bar for its pair.",
     defaults: OPENS,
-    another: { query: 91, key: 20 },
+    another: { query: 91, key: 20, pair: 4 },
     controls: [
         { name: "query", label: "position of q", kind: "range", min: 0, max: LAST, step: 1 },
         { name: "key", label: "position of k", kind: "range", min: 0, max: LAST, step: 1 },
+        { name: "pair", label: "pair of channels", kind: "range", min: 0, max: PAIRS - 1, step: 1 },
     ],
     // A query sees no key behind itself, so the one that is moved pushes the other along.
     change: (state, name, value) => ({
-        query: name === "key" ? Math.max(state.query, value) : value,
-        key: name === "query" ? Math.min(state.key, value) : value,
+        ...{ ...state, [name]: value },
+        ...(name === "key" && { query: Math.max(state.query, value) }),
+        ...(name === "query" && { key: Math.min(state.key, value) }),
     }),
     values,
     line: ({ query, key }) =>
@@ -90,10 +93,10 @@ export const figure = {
             return {
                 height,
                 parts: [
-                    ...arrowsIn(app.theme(), { left: 0, top, side }, state, numbers),
-                    ...barsIn(app.theme(), { left: side + 36, top, width: width - side - 40, height: side }, numbers),
+                    ...arrowsIn(app, { left: 0, top, side }, state, numbers),
+                    ...barsIn(app, { left: side + 36, top, width: width - side - 40, height: side }, state, numbers),
                     ...curveIn(
-                        app.theme(),
+                        app,
                         { left: 30, top: below, width: width - 40, height: height - below - 34 },
                         state,
                         numbers,
@@ -104,8 +107,8 @@ export const figure = {
         });
     },
     pictured: ["said"],
-    describe: ({ query, key }, { between, score: sum }) =>
-        `q at position ${query} is turned by ${turned(query)} in this pair, k at ${key} by ${turned(key)}; ` +
+    describe: ({ query, key, pair }, { between, score: sum }) =>
+        `q at position ${query} is turned by ${turned(query, pair)} in pair ${pair}, k at ${key} by ${turned(key, pair)}; ` +
         `between them are ${degrees(between)}. Over all ${PAIRS} pairs the score is ${shown(sum, 2)}, ` +
         `at a distance of ${query - key}.`,
 };
@@ -123,54 +126,69 @@ export const question = {
     examples: {
         right: { query: 60, key: 56 },
         still: OPENS,
-        one: { query: 60, key: OPENS.key },
+        one: { ...OPENS, query: 60 },
         apart: { query: 60, key: 30 },
         chance: { query: 60, key: 51 },
     },
 };
 
 /** The arrows of one pair of channels, as they stand at their positions, and thin as they are at position 0. */
-function arrowsIn({ palette }, { left, top, side }, { query, key }, { arrows, between }) {
+function arrowsIn(app, { left, top, side }, state, { arrows, between }) {
+    const { query, key, pair } = state;
+    const { palette } = app.theme();
     const [x, y, radius] = [left + side / 2, top + side / 2, side / 2 - 8];
-    const start = { q: [Q.data[PAIR], Q.data[PAIR + PAIRS]], k: [K.data[PAIR], K.data[PAIR + PAIRS]] };
+    const start = { query: [Q.data[pair], Q.data[pair + PAIRS]], key: [K.data[pair], K.data[pair + PAIRS]] };
     const longest = Math.max(...Object.values(start).map((arrow) => Math.hypot(...arrow)));
     const tip = ([a, b], scale = radius / longest) => [x + a * scale, y - b * scale]; // up is positive
-    const color = { q: palette[0], k: palette[1] };
-    const arrow = (name, vector, look) => {
-        const [to, angle] = [tip(vector), Math.atan2(-vector[1], vector[0])];
-        const barb = (by) => [to[0] - 10 * Math.cos(angle + by), to[1] - 10 * Math.sin(angle + by)].join();
-        return [
-            svg("line", { x1: x, y1: y, x2: to[0], y2: to[1], stroke: color[name], "stroke-width": 3, ...look }),
-            ...(look ? [] : [svg("path", { d: `M${barb(0.45)} L${to} L${barb(-0.45)}`, fill: color[name] })]),
-        ];
+    const color = { query: palette[0], key: palette[1] };
+    const line = (name, vector, look) => {
+        const [x2, y2] = tip(vector);
+        return svg("line", { x1: x, y1: y, x2, y2, stroke: color[name], "data-part": name, ...look });
     };
-    const isLeft = arrows.k[0] * arrows.q[1] - arrows.k[1] * arrows.q[0] > 0; // from k to q against the clock
+    const arrow = (name) => {
+        const [to, angle] = [tip(arrows[name]), Math.atan2(-arrows[name][1], arrows[name][0])];
+        const barb = (by) => [to[0] - 10 * Math.cos(angle + by), to[1] - 10 * Math.sin(angle + by)].join();
+        const d = `M${barb(0.45)} L${to} L${barb(-0.45)}`;
+        return [line(name, arrows[name], { "stroke-width": 3 }), svg("path", { d, fill: color[name], "data-part": name })];
+    };
+    /** What is dragged: the position is the angle from the thin arrow, divided by the speed. */
+    const handle = (name) => {
+        const at = (px, py, last) => turnedTo(Math.atan2(y - py, px - x) - Math.atan2(start[name][1], start[name][0]), THETA[pair], last);
+        const drag = { now: () => state[name], min: 0, max: LAST, place: at, set: (to) => app.move(name, to) };
+        return line(name, arrows[name], { stroke: "transparent", "stroke-width": 22, ...dragged(drag) });
+    };
+    const isLeft = arrows.key[0] * arrows.query[1] - arrows.key[1] * arrows.query[0] > 0; // from k to q against the clock
     const name = (which) => {
         const [a, b] = arrows[which];
         const [px, py] = tip([a, b], (radius / longest) * 0.62);
         const turn = Math.atan2(-b, a);
-        const off = isLeft === (which === "q") ? -12 : 12; // on the side away from the other arrow
+        const off = isLeft === (which === "query") ? -12 : 12; // on the side away from the other arrow
         const [dx, dy] = [-off * Math.sin(turn), off * Math.cos(turn)];
-        return words(px + dx, py + dy + 4, which, {
-            fill: color[which],
-            "font-size": 15,
-            "font-weight": 700,
-            "text-anchor": "middle",
-        });
+        const look = { fill: color[which], "font-size": 15, "font-weight": 700, "text-anchor": "middle", "data-part": which };
+        return words(px + dx, py + dy + 4, which[0], look);
     };
     const near = 0.35 * radius;
     const along = (vector) => tip(vector, near / Math.hypot(...vector));
-    const arc = `M${along(arrows.k)} A${near} ${near} 0 0 ${isLeft ? 0 : 1} ${along(arrows.q)}`;
-    const angles = `q turned by ${turned(query)}, k by ${turned(key)}; between them ${degrees(between)}`;
+    const arc = `M${along(arrows.key)} A${near} ${near} 0 0 ${isLeft ? 0 : 1} ${along(arrows.query)}`;
+    /** What the position has turned, but for whole turns. */
+    const turn = (which, far) => {
+        const [from, to] = [start[which], arrows[which]].map((vector) => tip(vector, far / Math.hypot(...vector)));
+        const isLong = (state[which] * THETA[pair]) % (2 * Math.PI) > Math.PI ? 1 : 0;
+        const d = `M${from} A${far} ${far} 0 ${isLong} 0 ${to}`;
+        return svg("path", { d, fill: "none", stroke: color[which], "stroke-width": 1.5, "data-part": "theta" });
+    };
+    const both = ["query", "key"];
+    const angles = `q turned by ${turned(query, pair)}, k by ${turned(key, pair)}; between them ${degrees(between)}`;
     return [
-        words(left, top - 6, `pair ${PAIR} of channels`, { fill: "var(--ink)" }),
+        words(left, top - 6, `pair ${pair} of channels`, { fill: "var(--ink)", "data-part": "pair" }),
         svg("circle", { cx: x, cy: y, r: radius, fill: "none", stroke: "var(--rule)" }),
-        ...Object.entries(start).flatMap(([which, vector]) =>
-            arrow(which, vector, { "stroke-width": 1, "stroke-dasharray": "3 3" }),
-        ),
-        svg("path", { d: arc, fill: "none", stroke: "var(--ink)", "stroke-width": 2 }),
-        ...["q", "k"].flatMap((which) => [...arrow(which, arrows[which]), name(which)]),
-        words(left, top + side + 34, angles, { fill: "var(--ink)" }),
+        ...both.map((which) => line(which, start[which], { "stroke-width": 1, "stroke-dasharray": "3 3" })),
+        turn("query", 0.78 * radius),
+        turn("key", 0.9 * radius),
+        svg("path", { d: arc, fill: "none", stroke: "var(--ink)", "stroke-width": 2, "data-part": "angle" }),
+        ...both.flatMap((which) => [...arrow(which), name(which)]),
+        words(left, top + side + 34, angles, { fill: "var(--ink)", "data-part": "angle" }),
+        ...both.map(handle),
     ];
 }
 
@@ -181,8 +199,8 @@ const lengths = Array.from(
         (Math.hypot(Q.data[n], Q.data[n + PAIRS]) * Math.hypot(K.data[n], K.data[n + PAIRS])) / Math.sqrt(DIM),
 );
 
-/** What each pair of channels gives to the score. */
-function barsIn({ palette }, place, { products, score: sum }) {
+/** What each pair of channels gives to the score; the pair whose bar is clicked is drawn. */
+function barsIn(app, place, { pair }, { products, score: sum }) {
     const most = Math.max(...lengths);
     const { parts, X, bar } = panel({
         ...place,
@@ -192,14 +210,25 @@ function barsIn({ palette }, place, { products, score: sum }) {
         xTicks: Array.from({ length: PAIRS }, (_, n) => n),
         yTicks: [-1, 0, 1].filter((value) => Math.abs(value) <= most),
     });
-    const width = 0.7 * (X(1) - X(0));
-    const fill = (n) => (n === PAIR ? "var(--ink)" : palette[2]);
-    return [...parts, ...products.map((product, n) => bar(X(n) - width / 2, width, product, fill(n)))];
+    const wide = X(1) - X(0);
+    const fill = (n) => (n === pair ? "var(--ink)" : app.theme().palette[2]);
+    const part = (n) => (n === pair ? "pair score" : "score");
+    const column = (n) => ({ x: X(n) - wide / 2, width: wide, y: place.top, height: place.height + 20, fill: "transparent" });
+    return [
+        ...parts,
+        ...products.map((product, n) => {
+            const one = bar(X(n) - 0.35 * wide, 0.7 * wide, product, fill(n));
+            one.dataset.part = part(n);
+            return one;
+        }),
+        ...products.map((_, n) => svg("rect", { ...column(n), class: "chosen-by-click", onclick: () => app.move("pair", n) })),
+    ];
 }
 
-function curveIn({ palette }, place, { query, key }, numbers) {
+/** The score at each distance, and a dot that is dragged along it. */
+function curveIn(app, place, { query, key }, numbers) {
     const [low, high] = [Math.min(...curve), Math.max(...curve)];
-    const { parts, X, Y, path } = panel({
+    const { parts, X, Y, at, path } = panel({
         ...place,
         x: [0, LAST],
         y: [Math.floor(low), Math.ceil(high)],
@@ -208,9 +237,13 @@ function curveIn({ palette }, place, { query, key }, numbers) {
         yTicks: Array.from({ length: Math.ceil(high) - Math.floor(low) + 1 }, (_, n) => Math.floor(low) + n),
         xLabel: "position of q − position of k (tokens)",
     });
+    const set = (distance) => app.move("query", key + distance);
+    const drag = { now: () => query - key, min: 0, max: LAST - key, place: (x, y) => at(x, y)[0], set };
+    const dot = { cx: X(query - key), cy: Y(numbers.score), "data-part": "score" };
     return [
         ...parts,
-        path(curve, { stroke: palette[2] }),
-        svg("circle", { cx: X(query - key), cy: Y(numbers.score), r: 5, fill: "var(--ink)" }),
+        path(curve, { stroke: app.theme().palette[2], "data-part": "score" }),
+        svg("circle", { ...dot, r: 5, fill: "var(--ink)" }),
+        svg("circle", { ...dot, r: 14, fill: "transparent", ...dragged(drag) }),
     ];
 }
