@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from posenc_lab.explore import lesson
+from posenc.schemes.catalog import CATALOG
+from posenc_lab.explore import data, lesson
 from tests.explore.browser import Watched, executable, violations
 from tests.explore.node import STATIC, Node
 from tests.explore.test_figures import agrees
@@ -47,6 +48,48 @@ def test_the_quiz_asks_of_every_step() -> None:
     assert {one["step"] for one in questions} == set(lesson.STEPS)
     assert len(questions) == len(lesson.STEPS)
     assert all(len(set(one["answers"])) == 3 for one in questions)
+
+
+# --- the board of properties ----------------------------------------------------------------------------------------
+
+WHOLE = lesson.scores(LESSON[len(lesson.STEPS) - 1])
+PROPERTIES = [one["name"] for one in WHOLE["properties"]]
+BOARD = {row["title"]: dict(zip(PROPERTIES, row["cells"], strict=True)) for row in WHOLE["rows"]}
+SCHEMES = {
+    "none": "nope",
+    "Sinusoid": "sinusoidal",
+    "Learned table": "learned",
+    "RoPE": "rope",
+    "ALiBi": "alibi",
+    "T5": "t5",
+}
+
+
+def test_the_board_fills_as_the_steps_go() -> None:
+    filled = []
+    for step in LESSON[: len(lesson.STEPS)]:
+        cells = [verdict for row in lesson.scores(step)["rows"] for verdict, _ in row["cells"]]
+        filled.append(sum(map(bool, cells)))
+    assert filled == sorted(filled)
+    assert 0 < filled[0] < filled[-1] == 5 * len(BOARD)
+    assert {verdict for row in BOARD.values() for verdict, _ in row.values()} == {"yes", "no", "partly"}
+    assert not any(all(verdict == "yes" for verdict, _ in row.values()) for row in BOARD.values())
+
+
+@pytest.mark.parametrize("title", SCHEMES)
+def test_the_board_says_what_was_measured(title: str) -> None:
+    """Losses are those of the study's first record, at the trained length and at the longest; what is learned, and what
+    takes any number of coordinates, is the catalog's to say."""
+    name, row = SCHEMES[title], BOARD[title]
+    entry = next(entry for entry in CATALOG if entry.name == name)
+    (sliding,) = [one for one in data.records()[0]["measures"] if one["kind"] == "sliding"]
+    losses = dict(zip(sliding["lengths"], sliding["curves"][name], strict=True))
+    before, after = losses[128][0], losses[1024][0] if losses[1024] else None
+    verdict, why = row["longer"]
+    assert (verdict == "yes") == (after is not None and after < before + 0.05)
+    assert after is None or why == f"{before:.2f} → {after:.2f}"
+    assert (row["deterministic"][0] == "yes") == (entry.learned == "nothing")
+    assert entry.axes != "any" or row["dimensions"][0] == "yes"
 
 
 @needs_browser

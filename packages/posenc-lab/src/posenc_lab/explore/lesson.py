@@ -132,6 +132,28 @@ def quiz() -> list[dict[str, Any]]:
     return found
 
 
+def scores(step: Step) -> dict[str, list[Any]]:
+    """The board at the end of a step, {properties, rows}: a row has its `title`, whether it `is_new`, and for each
+    property its verdict, yes, no or partly, and the reason; both are empty where the property comes in a later step."""
+    board = tomllib.loads((FOLDER / "scores.toml").read_text(encoding="utf-8"))
+    at = {name: number for number, name in enumerate(STEPS, 1)}
+    return {
+        "properties": board["property"],
+        "rows": [
+            {
+                "title": row["title"],
+                "is_new": row["step"] == step.name,
+                "cells": [
+                    row[one["name"]].partition(": ")[::2] if at[one["step"]] <= step.number else ("", "")
+                    for one in board["property"]
+                ],
+            }
+            for row in board["row"]
+            if at[row["step"]] <= step.number
+        ],
+    }
+
+
 def html(markdown: str) -> Markup:
     """Markdown as HTML, its $mathematics$ as MathML."""
     return Markup(_MARKDOWN.render(markdown))

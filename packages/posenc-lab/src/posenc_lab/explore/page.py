@@ -49,6 +49,7 @@ def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> st
             "".join((STATIC / f"{name}.css").read_text(encoding="utf-8") for name in ("style", "formula", "lesson"))
         ),
         steps=lesson.lesson(),
+        scores=lesson.scores,
         html=lesson.html,
         html_of_line=lesson.html_of_line,
         data=packed(json.dumps(data, allow_nan=False, separators=(",", ":")).encode()),

@@ -52,7 +52,7 @@ export function shown(steps, step, page) {
     const [text, on] = [".text", ".on"].map((one) => article.querySelector(one) ?? "");
     text.append(predicted(article, step, card));
     section.append(text, instrument, asked(article, step, card, verdict), on, sidePaths(steps, step));
-    article.append(section, proof, ...(isLast(steps, step) ? [quiz(steps, page.data.quiz)] : []), goingOn(steps, step));
+    article.append(section, article.querySelector(".scores") ?? "", proof, ...(isLast(steps, step) ? [quiz(steps, page.data.quiz)] : []), goingOn(steps, step));
     return { nodes: [numbered(steps, step), article], card };
 }
 

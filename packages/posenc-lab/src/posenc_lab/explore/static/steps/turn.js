@@ -206,7 +206,7 @@ function barsIn(app, place, { pair }, { products, score: sum }) {
         ...place,
         x: [-0.5, PAIRS - 0.5],
         y: [-most, most],
-        title: `what each pair gives: the sum is ${shown(sum, 2)}`,
+        title: `${place.width < 300 ? "by pair, the sum is" : "what each pair gives: the sum is"} ${shown(sum, 2)}`,
         xTicks: Array.from({ length: PAIRS }, (_, n) => n),
         yTicks: [-1, 0, 1].filter((value) => Math.abs(value) <= most),
     });
