@@ -4,6 +4,8 @@
 2. Its module, with either encoding: only the learned one has parameters, and a last position.
 3. Its two sentences, "only who can prevent forest fires" and "who can prevent forest fires only", which attention takes
    for one and the same until positions are added. A causal mask alone tells them apart too.
+4. Its doubt, whether a vector as long as sqrt(d/2) disturbs the vocabulary: measured on the words of all-MiniLM-L6-v2,
+   if posenc-lab[minilm] is installed, else on drawn words as long as those.
 
 Run: python examples/two_encodings.py
 """
@@ -59,6 +61,41 @@ def difference(scheme: posenc.Scheme, is_causal: bool = False) -> float:
     return ((one - other).norm() / one.norm()).item()
 
 
+def share_found(words: Tensor, vectors: Tensor, samples: int = 2000) -> float:
+    """Of words that each had one of these position vectors added, the share that is still nearest to itself."""
+    generator = torch.Generator().manual_seed(0)
+    word, position = (torch.randint(len(x), (samples,), generator=generator) for x in (words, vectors))
+    distances = torch.cdist(words[word] + vectors[position], words)
+    return (distances.argmin(1) == word).double().mean().item()
+
+
+def without_main_directions(words: Tensor, vectors: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Both without the directions in which the position vectors differ most, which a linear map can take away."""
+    centred = vectors - vectors.mean(0)
+    main = torch.linalg.svd(centred, full_matrices=False).Vh[:count]
+    return words - words @ main.mT @ main, centred - centred @ main.mT @ main
+
+
+def drawn_words(count: int = 20_000, dim: int = 384, norm: float = 1.11) -> Tensor:
+    """Words in random directions, as long as the median word of all-MiniLM-L6-v2."""
+    words = torch.randn(count, dim, generator=torch.Generator().manual_seed(0))
+    return norm * words / words.norm(dim=1, keepdim=True)
+
+
+def vocabulary() -> tuple[str, Tensor, Tensor | None]:
+    """Which words they are, their vectors, and the position vectors that the model learned with them."""
+    try:
+        from safetensors.torch import load_file
+
+        from posenc_lab.plot.vectors import weights_file
+
+        tensors = load_file(weights_file())
+    except ModuleNotFoundError:
+        return "drawn words", drawn_words(), None
+    words, learned = (tensors[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position"))
+    return "all-MiniLM-L6-v2", words, learned
+
+
 def main() -> None:
     torch.manual_seed(0)
 
@@ -91,6 +128,19 @@ def main() -> None:
     print(f"  learned (as first drawn)      {difference(learned):8.1e}")
     print(f"  RoPE                          {difference(posenc.RoPE(64)):8.1e}")
     print(f"  no positions, a causal mask   {difference(nope, is_causal=True):8.1e}   how much each word sees tells")
+
+    name, words, learned_vectors = vocabulary()
+    sinusoids = posenc.Sinusoidal(words.size(1)).table(posenc.Positions.arange(512))[0]
+    print(f"\n4. The words of {name}: {len(words)}, their median length {words.norm(dim=1).median():.2f}\n")
+    print(f"  sinusoids are {sinusoids[0].norm():.1f} long. Words still nearest to themselves, of 2,000:\n")
+    print(f"  with a sinusoid                               {share_found(words, sinusoids):6.1%}")
+    longer = words * words.size(1) ** 0.5
+    print(f"  with a sinusoid, words times sqrt(d) first    {share_found(longer, sinusoids):6.1%}")
+    without = without_main_directions(words, sinusoids, 96)
+    print(f"  with a sinusoid, without 96 of {words.size(1)} directions {share_found(*without):6.1%}")
+    if learned_vectors is not None:
+        length = learned_vectors.norm(dim=1).median()
+        print(f"  with its own positions, {length:.2f} long            {share_found(words, learned_vectors):6.1%}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 The picture of a page is seen where the figure cannot run: on paper, and without JavaScript.
 """
 
+import re
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -13,6 +14,7 @@ from posenc_lab.explore.lesson import STEPS, Step, lesson
 DOCS = Path(__file__).parents[1]
 PAGES = DOCS / "learn"
 PICTURES = DOCS / "images" / "lesson"
+PART = re.compile(r"\]\(((?:\.\./)*)learn/index\.md#([a-z-]+)\)")
 PAGE = """# {title}
 
 {text}
@@ -109,7 +111,8 @@ def write(app: Sphinx) -> None:
 
 
 def listed(app: Sphinx, docname: str, source: list[str]) -> None:
-    """In the site docs/learn/index.md leads to the pages."""
+    """In the site docs/learn/index.md leads to the pages, and so do links to its parts, ``learn/index.md#turn``."""
+    source[0] = PART.sub(r"](\1learn/\2.md)", source[0])
     if docname == "learn/index":
         steps = lesson()
         links = "\n".join(f"- {link(step)}" for step in steps)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Positions
+from posenc_lab.explore import data
 from tests.examples.scripts import load
 
 EPS = torch.finfo(torch.float64).eps
@@ -162,6 +163,57 @@ def test_what_fades_in_a_distance_aware_head_is_not_hidden() -> None:
     torch.testing.assert_close(scores, torch.tensor([3.0, 0.0]))
     # A score of 3 is off by 3 units; its exponential, a sum and a quotient are rounded too.
     torch.testing.assert_close(weights[1].item(), 1 / (1 + math.exp(3)), rtol=6 * 2.0**-24, atol=0)
+
+
+def bits(scheme: str, kind: str, length: int) -> float:
+    """The loss that the study measured on Python's packages, which ships with the explorer; the page rounds it."""
+    (record,) = (each for each in data.records() if each["name"] == "Python's packages")
+    (measure,) = (each for each in record["measures"] if each["kind"] == kind)
+    return float(measure["curves"][scheme][measure["lengths"].index(length)][0])
+
+
+def test_rope_has_four_of_the_five_properties() -> None:
+    turn = load("derivations").rotated
+    x = torch.randn(64, dtype=torch.float64)
+    turned = torch.stack([turn(x, position) for position in (*range(2000), 10**5, 10**6)])
+    nearest = torch.cdist(turned, turned).fill_diagonal_(math.inf).min()
+    assert nearest > 1e-3 * x.norm()  # unique
+    torch.testing.assert_close(turn(turned[3], 7), turned[10])  # linear: one map leads from 3 to 10, and from 4 to 11
+    torch.testing.assert_close(turn(turned[4], 7), turned[11])
+    assert not [*posenc.RoPE(64).parameters()]  # deterministic
+    assert posenc.AxialRoPE(64)(Positions.grid(3, 4)).rotate(*torch.randn(2, 1, 1, 12, 64))[0].shape == (1, 1, 12, 64)
+
+
+def test_rope_and_sinusoids_do_not_generalize_to_longer_texts() -> None:
+    found = {name: [bits(name, "sliding", length) for length in (128, 256)] for name in ("rope", "sinusoidal", "t5")}
+    rounded = {name: [f"{x:.2f}" for x in both] for name, both in found.items()}
+    assert rounded == {"rope": ["1.82", "3.33"], "sinusoidal": ["2.11", "5.60"], "t5": ["1.74", "1.74"]}
+
+
+def test_alibi_gains_by_the_early_token_curse_alone() -> None:
+    """In pieces of 1,024 bytes instead of 128 it seems to gain; on the same bytes it gains nothing."""
+    found = [[f"{bits('alibi', kind, n):.3f}" for n in (128, 1024)] for kind in ("windows", "sliding")]
+    assert found == [["2.050", "2.011"], ["1.961", "1.971"]]
+
+
+def test_a_sinusoid_moves_a_word_to_others_unless_words_are_long() -> None:
+    script = load("two_encodings")
+    words = script.drawn_words(count=5000)
+    sinusoids = posenc.Sinusoidal(384).table(Positions.arange(512))[0]
+    torch.testing.assert_close(sinusoids.norm(dim=1), torch.full((512,), (384 / 2) ** 0.5))
+    assert script.share_found(words, sinusoids) < 0.05
+    assert script.share_found(words * 384**0.5, sinusoids) > 0.99
+    assert script.share_found(*script.without_main_directions(words, sinusoids, 96)) > 0.95
+
+
+def test_the_published_1d_absolute_module_knows_no_differences() -> None:
+    script = load("four_modules")
+    q = torch.randn(1, 1, 1, 8).expand(1, 1, 5, 8)  # the same query at each of 5 places
+    absolute = script.absolute_1d(q, torch.randn(5, 8))
+    torch.testing.assert_close(absolute, absolute[..., :1, :].expand_as(absolute))
+    relative = script.relative_1d(q, torch.randn(9, 8))
+    assert (relative[..., 1:, :] - relative[..., :1, :]).abs().max() > 0.1
+    torch.testing.assert_close(relative[..., 1:, 1:], relative[..., :-1, :-1])
 
 
 def test_the_page_names_every_test_and_no_other() -> None:
