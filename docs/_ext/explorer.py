@@ -21,8 +21,10 @@ ADDRESS = re.compile(r"(?P<figure>[\w-]+)(?P<state>(&[\w.-]+=[\w.,:%+-]+)*)")
 FIGURE = re.compile(r'from "posenc/figures/([a-z0-9-]+)\.js"')
 TITLE = re.compile(r'^    title:\s*"([^"]+)"', re.MULTILINE)
 FRAME = """<iframe class="explorer" src="{address}" title="Explorer: {title}" loading="lazy"></iframe>
-<p class="explorer-link"><a href="{link}">Open “{title}” in the explorer</a></p>
+<p class="explorer-link">{link}</p>
 """
+FIGURE_LINK = '<a href="{address}">Open “{title}” in the explorer</a>'
+LESSON_LINK = '<a class="button" href="{address}">Open the lesson</a> There the figure checks your answer.'
 
 
 class Explorer(SphinxDirective):
@@ -54,9 +56,11 @@ class Explorer(SphinxDirective):
             raise ExtensionError(f"{module} must have its title in quotes, in a line of its own, got none")
         page = self.env.app.builder.get_target_uri(self.env.docname)
         address = relative_uri(page, "_static/explorer.html") + "#figure=" + name
-        # A step's figure is framed alone; the link leads to the whole step, which checks an answer.
-        link = address.replace("#figure=", "#step=") if module.parent.name == "steps" else address
-        frame = FRAME.format(address=html.escape(address), link=html.escape(link), title=html.escape(titled[1]))
+        shown = {"address": html.escape(address), "title": html.escape(titled[1])}
+        # A step's figure is framed alone; the button leads to the whole step, which checks an answer.
+        is_step = module.parent.name == "steps"
+        link = LESSON_LINK.format(address=shown["address"].replace("#figure=", "#step=")) if is_step else None
+        frame = FRAME.format(**shown, link=link or FIGURE_LINK.format(**shown))
         return [nodes.raw("", frame, format="html")]
 
 

@@ -23,6 +23,7 @@ from posenc_lab.plot.overview import overview
 DOCS = Path(__file__).parents[1]
 PAGES = DOCS / "schemes"
 PRICE = re.compile(r"\*\*(Forward|A training step)\.\*\*.*?\n\n((?:\|.*\n)+)")
+ONE = re.compile(rf"\]\(((?:\.\./)*)schemes\.md#({'|'.join(entry.name for entry in CATALOG)})\)")
 PAGE = """# {title}
 
 {does}
@@ -43,22 +44,22 @@ posenc.{signature}
 {users}
 ## Seen
 
-What it does to two tokens, by `posenc plot overview --schemes {name}`{parameters}:
+What it does to two tokens, with controls for its options:
 
 ```{{image}} images/{name}.png
 :alt: {title}: what it does to two tokens
-:class: only-light
+:class: only-light still
 ```
 
 ```{{image}} images/{name}-dark.png
 :alt: {title}: what it does to two tokens
-:class: only-dark
+:class: only-dark still
 ```
-
-In the [explorer](../explorer.md), live, with controls for its options:
 
 ```{{explorer}} scheme&scheme.scheme={name}
 ```
+
+`posenc plot overview --schemes {name}` draws it in a file{parameters}.
 
 ## Example
 
@@ -192,7 +193,9 @@ def _study(entry: Entry) -> str:
     rows: list[tuple[str, ...]] = []
     for page, text in STUDIED.items():
         lines = (DOCS / "study" / f"{page}.md").read_text(encoding="utf-8").splitlines()
-        cells = {c[0]: c for c in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines) if c}
+        losses = lines[lines.index(next(line for line in lines if line.startswith("| scheme | seeds |"))) :]
+        table_of = losses[: losses.index("")]  # other tables of the page have the same names
+        cells = {c[0]: c for c in ([cell.strip() for cell in line.strip("|").split("|")] for line in table_of)}
         if entry.name in cells:
             rows = rows or [("length", *cells["scheme"][1:])]
             rows.append((f"[{text}](../study/{page}.md)", *cells[entry.name][1:]))
@@ -279,7 +282,9 @@ def write(app: Sphinx) -> None:
 
 
 def link(app: Sphinx, docname: str, source: list[str]) -> None:
-    """In the site docs/schemes.md leads to the pages, from its table and in the list of pages."""
+    """In the site docs/schemes.md leads to the pages, from its table and in the list of pages; links to one of them,
+    ``schemes.md#rope``, lead there too."""
+    source[0] = ONE.sub(r"](\1schemes/\2.md)", source[0])
     if docname == "schemes":
         source[0] += LISTED
         for entry in CATALOG:
