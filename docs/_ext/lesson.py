@@ -14,7 +14,7 @@ from posenc_lab.explore.lesson import STEPS, Step, lesson
 DOCS = Path(__file__).parents[1]
 PAGES = DOCS / "learn"
 PICTURES = DOCS / "images" / "lesson"
-PART = re.compile(r"\]\(((?:\.\./)*)learn/index\.md#([a-z-]+)\)")
+PART = re.compile(r"\[[a-z]+\]\(((?:\.\./)*)learn/index\.md#([a-z]+)\)")
 PAGE = """# {title}
 
 {text}
@@ -111,10 +111,12 @@ def write(app: Sphinx) -> None:
 
 
 def listed(app: Sphinx, docname: str, source: list[str]) -> None:
-    """In the site docs/learn/index.md leads to the pages, and so do links to its parts, ``learn/index.md#turn``."""
-    source[0] = PART.sub(r"](\1learn/\2.md)", source[0])
+    """In the site docs/learn/index.md leads to the pages. So do links to its parts, ``[turn](learn/index.md#turn)``,
+    which have the titles of the steps."""
+    steps = lesson()
+    headings = {step.name: heading(step) for step in steps}
+    source[0] = PART.sub(lambda found: f"[{headings[found[2]]}]({found[1]}learn/{found[2]}.md)", source[0])
     if docname == "learn/index":
-        steps = lesson()
         links = "\n".join(f"- {link(step)}" for step in steps)
         source[0] += LISTED.format(links=links, names="\n".join(step.name for step in steps))
 
