@@ -1,9 +1,11 @@
 """``python -m study.page_models``: trains the decoders of the explorer's page, and writes them with int8 weights.
 
 They are those of the study on Shakespeare's works, at the rates that were tuned, trained four times as long so that
-they spell. What is trained stays in ``build/study/page``.
+they spell. What is trained stays in ``build/study/page``. Of one more, with Shaw's vectors, and of all-MiniLM-L6-v2 the
+page has some numbers of their tables, ``tables.json``; the latter needs the extra `minilm` of posenc-lab.
 """
 
+import base64
 import json
 import statistics
 from pathlib import Path
@@ -18,7 +20,9 @@ from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.task import Loaded
 from posenc_lab.compare.tasks import from_toml, task_of
 from posenc_lab.compare.train import rate_of, train
-from posenc_lab.explore.models import FOLDER, quantised, weights
+from posenc_lab.explore.data import TABLES
+from posenc_lab.explore.models import FOLDER, LEVELS, header, quantised, weights, weights_of
+from posenc_lab.plot.vectors import learned
 from study.archives import unpack
 from study.run import HERE, tuned
 from study.texts import fetch
@@ -26,6 +30,9 @@ from study.texts import fetch
 SCHEMES = ("nope", "rope", "alibi", "t5")
 STEPS, SEED = 2400, 0
 MOST_BYTES, MOST_LOST = 450_000, 0.02  # of a file; in bits per byte, by rounding the weights
+T5_HEAD = 1
+HEAD, LETTERS = 3, ("e", ",")  # of the first layer of Shaw's decoder: two letters that look at different places
+POSITIONS = 40  # of all-MiniLM-L6-v2
 SHOWN = ("task", "layers", "dim", "heads", "train_length", "steps", "test_lengths")
 BEGUN = Path("build/study/page")
 
@@ -42,6 +49,43 @@ def main() -> None:
     about = {"configuration": told, "rates": rates, "seed": SEED, "text": loaded.about}
     lines = ",\n".join(f"{json.dumps(scheme)}: {json.dumps(said)}" for scheme, said in models.items())
     write_whole(FOLDER / "models.json", f'{json.dumps(about)[:-1]}, "models": {{\n{lines}\n}}}}\n'.encode())
+    tables()
+
+
+def tables() -> None:
+    """Writes ``tables.json``: what a head of T5 has learned by bucket; rows of Shaw's key table, from the farthest
+    distance to the token itself, with the queries of two letters; and cosines of the first position vectors of
+    all-MiniLM-L6-v2, int8 of 127 times each, in base64."""
+    rates = [f"shaw={tuned('plays', 't5')}"]  # the study did not tune Shaw
+    config = from_toml(HERE / "plays.toml", schemes=["shaw"], seeds=[SEED], steps=STEPS, rates=rates)
+    loaded = task_of(config.task).load(config)
+    model = build_model(config, "shaw", SEED)
+    train(model, loaded.train, config, SEED, BEGUN / "shaw.pt", rate=rate_of(config, "shaw"))
+    told = {"rate": rates[0], "bits": losses(model, config, loaded), "layer": 1, "head": HEAD + 1}
+    found = {"t5": t5(), "shaw": told | shaw(model), "minilm": minilm()}
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(said)}" for name, said in found.items())
+    write_whole(TABLES, f"{{{lines}}}\n".encode())
+
+
+def t5() -> dict[str, Any]:
+    table = weights(header()["models"]["t5"]["parameters"], weights_of("t5"))["trunk.position.weight"]
+    return {"head": T5_HEAD + 1, "bias": [round(x, 2) for x in table[:, T5_HEAD].tolist()]}
+
+
+@torch.no_grad()
+def shaw(model: nn.Module) -> dict[str, Any]:
+    table = model.trunk.position.key_table[: model.trunk.position.max_distance + 1]
+    block = model.trunk.blocks[0]
+    normed = block.attention_norm(model.embedding(torch.tensor([ord(letter) for letter in LETTERS])))
+    queries = block.attention.query(normed).unflatten(-1, (-1, table.size(-1)))[:, HEAD]
+    rounded = ([[round(x, 2) for x in row] for row in rows.tolist()] for rows in (table, queries))
+    return dict(zip(("key_table", "queries"), rounded, strict=True)) | {"letters": LETTERS}
+
+
+def minilm() -> dict[str, Any]:
+    rows = torch.nn.functional.normalize(learned().weight.detach().double()[:POSITIONS])
+    levels = (LEVELS * rows @ rows.T).round().to(torch.int8)
+    return {"positions": POSITIONS, "cosines": base64.b64encode(levels.numpy().tobytes()).decode()}
 
 
 def made(scheme: str, config: CompareConfig, loaded: Loaded) -> dict[str, Any]:

@@ -1,11 +1,16 @@
 """What trains the models of the explorer's page."""
 
+import base64
 from pathlib import Path
 
 import pytest
+import torch
 
+import posenc
+from posenc_lab.compare.compare import build_model
 from posenc_lab.compare.tasks import configured, task_of
-from posenc_lab.explore.models import header, weights
+from posenc_lab.explore.data import tables
+from posenc_lab.explore.models import LEVELS, header, weights
 from study import page_models
 
 
@@ -38,3 +43,32 @@ def test_the_page_has_what_the_script_makes() -> None:
     assert tuple(said["models"]) == page_models.SCHEMES
     assert (said["configuration"]["steps"], said["seed"]) == (page_models.STEPS, page_models.SEED)
     assert [rate.split("=")[0] for rate in said["rates"]] == list(page_models.SCHEMES)
+
+
+def test_the_tables_of_the_page_are_those_of_models() -> None:
+    """T5's is in the page's model; Shaw's has the shape of its decoder, with distances that the letters tell apart."""
+    said = tables()
+    assert said["t5"] == page_models.t5()
+    made = page_models.shaw(build_model(configured(header()["configuration"]), "shaw", 0))
+    shapes = [(len(one["key_table"]), len(one["key_table"][0]), len(one["queries"])) for one in (said["shaw"], made)]
+    assert shapes == [(17, 24, 2)] * 2
+    assert said["shaw"]["letters"] == list(made["letters"])
+    scheme = posenc.Shaw(24, 16, values=False).double()
+    with torch.no_grad():
+        scheme.key_table[:17] = torch.tensor(said["shaw"]["key_table"], dtype=torch.float64)
+    q = torch.tensor(said["shaw"]["queries"], dtype=torch.float64)[:, None, None].expand(2, 1, 20, 24)
+    e, comma = posenc.logits(q, 0 * q, scheme)[:, 0, -1].flip(-1)  # by tokens back
+    assert e.argmax() == 1
+    assert e.softmax(0)[1] > 0.9 > 0.2 > comma.softmax(0).max()  # as step 6 says
+
+
+def test_the_cosines_of_the_page_are_those_of_minilm() -> None:
+    said = tables()["minilm"]
+    size = said["positions"]
+    cosines = torch.frombuffer(bytearray(base64.b64decode(said["cosines"])), dtype=torch.int8).view(size, size)
+    assert torch.equal(cosines, cosines.mT)
+    assert (cosines.diagonal() == LEVELS).all()
+    try:
+        assert said == page_models.minilm()
+    except ModuleNotFoundError:
+        pytest.skip("needs posenc-lab[minilm] for all numbers")

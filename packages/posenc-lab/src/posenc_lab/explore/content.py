@@ -49,6 +49,7 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = (), *, is_sav
         "looks": looks(drawn),
         "choosing": _choosing(),
         "models": header(),
+        "tables": data.tables(),
     }
 
 

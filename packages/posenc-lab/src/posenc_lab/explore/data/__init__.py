@@ -1,11 +1,15 @@
 """Reads what is stored for the page: measurements of laws, which ``python -m posenc_lab.explore.data`` makes again,
-and summaries of records, which ``python -m study.pages`` makes."""
+summaries of records, which ``python -m study.pages`` makes, and tables of trained models, which ``python -m
+study.page_models`` makes."""
 
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from posenc_lab.kit.files import packaged
 from posenc_lab.laws.table import Audit, cell
+
+TABLES = Path(__file__).parent / "tables.json"
 
 
 def laws() -> dict[str, Any]:
@@ -18,6 +22,12 @@ def records() -> list[dict[str, Any]]:
     ``shipped``, and its ``verdict`` in words. ValueError for a damaged file."""
     found: list[dict[str, Any]] = packaged(__name__, "records.json")["records"]
     return found
+
+
+def tables() -> dict[str, Any]:
+    """Numbers that models have learned: ``t5`` and ``shaw`` of small decoders, ``minilm`` of all-MiniLM-L6-v2.
+    ValueError for a damaged file."""
+    return packaged(__name__, TABLES.name)
 
 
 def shown(audit: Audit) -> dict[str, dict[str, Any]]:

@@ -6,29 +6,20 @@ import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
-import { randn, randnPython } from "posenc/math/special.js";
 import { agreed, apart, arrayOf, entryOf, named, optionsOf, python } from "posenc/options.js";
 import { drawing, legend, panel, words } from "posenc/panel.js";
 import { svg } from "posenc/svg.js";
 import { weighed } from "posenc/weighed.js";
 
-const [FAR, BACK, DIM, HEADS] = [40, 6, 16, 8]; // the distances shown, and the one that the question asks of
-const QUERIES = ["dog", "man"]; // two words that ask, at the same place
-const SPREAD = 0.5; // of Shaw's numbers, which are drawn
-/** What one head of the trained T5 model of the view "Models" has learned, by bucket. */
-const LEARNED = [
-    0.59, 5.49, 5.48, 6.37, 3.29, 1.6, 0.85, -2.8, -8.8, -1.86, -15.38, -13.97,
-    -3.8, -7.62, -14.56, -13.54, -17.73, -16.92, -18.26, -15.93, -18.25, -15.53, -18.29, -18.89,
-    -10.97, -16.73, -12.38, -17.5, -7.55, -14.91, -12.58, -13.19,
-];
-
+const [FAR, BACK, DIM, HEADS] = [40, 6, 24, 8]; // the distances shown, and the one that the question asks of
+const QUERIES = ["“e”", "“,”"]; // two letters that ask, at the same place
 const SHAW = { num_heads: null, max_distance: 16, values: false };
-const T5 = { num_buckets: LEARNED.length, max_distance: 128, bidirectional: false };
+const T5 = { num_buckets: 32, max_distance: 128, bidirectional: false };
 const CHOICES = [
     { value: "none", name: "No bias", scheme: "nope" },
     { value: "alibi", name: "ALiBi", scheme: "alibi", options: { form: "causal" } },
     { value: "buckets", name: "T5, a head of a trained model", scheme: "t5", options: T5, learns: "weight" },
-    { value: "shaw", name: "Shaw, up to 16 tokens", scheme: "shaw", options: SHAW, learns: "key_table" },
+    { value: "shaw", name: "Shaw, a head of a trained model", scheme: "shaw", options: SHAW, learns: "key_table" },
 ];
 
 /** The scheme of a choice, and the call: both queries at the position FAR, and keys from 0 on, all of zeros, so that no
@@ -39,12 +30,12 @@ function call({ scheme: value, head: number }, app) {
     const entry = entryOf(app, name);
     const options = { ...optionsOf(entry, "", { num_heads: HEADS, head_dim: DIM }), ...own };
     const shape = SCHEMES[name].learned(options)[learns]?.shape;
-    const data =
-        learns === "weight"
-            ? Float64Array.from({ length: HEADS * LEARNED.length }, (_, n) => LEARNED[Math.floor(n / HEADS)])
-            : shape && randn(shape[0] * shape[1], 1).map((x) => SPREAD * x);
-    const parameters = shape ? { [learns]: { shape, data } } : {};
-    const vectors = randn(QUERIES.length * DIM, 0);
+    const { t5, shaw } = app.data.tables; // learned by decoders as those of the view "Models"
+    const data = learns && new Float64Array(shape[0] * shape[1]);
+    if (learns === "weight") data.forEach((_, n) => (data[n] = t5.bias[Math.floor(n / HEADS)]));
+    else data?.set(shaw.key_table.flat()); // no key is ahead, so those rows are not used
+    const parameters = learns ? { [learns]: { shape, data } } : {};
+    const vectors = Float64Array.from(shaw.queries.flat());
     const q = new Heads(HEADS, QUERIES.length, DIM).map(DIM, (to, _, head, n) =>
         to.set(vectors.subarray(n * DIM, (n + 1) * DIM)),
     );
@@ -78,7 +69,7 @@ function scaleOf(rows) {
 export const figure = {
     name: "bias",
     title: "The bias, and the weights after the softmax",
-    see: "Two words ask from the same place. Choose what is added to their scores, and drag ALiBi's line.",
+    see: "Two letters ask from the same place. Choose what is added to their scores, and drag ALiBi's line.",
     defaults: { scheme: "alibi", head: 4 },
     another: { scheme: "shaw", head: 1 },
     controls: ({ scheme }) => [
@@ -87,17 +78,17 @@ export const figure = {
     ],
     values,
     line(state, app) {
-        const { entry, options, head, learns, shape } = call(state, app);
-        const scheme = `scheme = ${python(entry, options)}`;
-        const numbers =
-            learns === "weight"
-                ? `learned = torch.tensor([${LEARNED.join(", ")}]).double()  # by bucket\n` +
-                  `scheme.weight.data = learned[:, None].repeat(1, ${HEADS})`
-                : `scheme.${learns}.data = ${SPREAD} * ${randnPython(shape ?? [], 1)}`;
+        const { entry, options, head, learns } = call(state, app);
+        const learned = (what) => `torch.tensor(tables()${what}, dtype=torch.float64)`;
+        const numbers = {
+            weight: `scheme.weight.data[:] = ${learned('["t5"]["bias"]')}[:, None]  # by bucket\n`,
+            key_table: `scheme.key_table.data[:17] = ${learned('["shaw"]["key_table"]')}  # from 16 tokens back\n`,
+        };
+        const shape = `[:, None, None].expand(2, ${HEADS}, ${FAR + 1}, ${DIM})`;
         return (
-            `q = ${randnPython([2, 1, 1, DIM], 0)}` +
-            `.expand(2, ${HEADS}, ${FAR + 1}, ${DIM})  # ${QUERIES.join(", ")}\n` +
-            (learns ? `${scheme}.double()\n${numbers}\n` : `${scheme}\n`) +
+            `from posenc_lab.explore.data import tables  # of trained models\n` +
+            `q = ${learned('["shaw"]["queries"]')}${shape}  # ${QUERIES.join(" and ")}\n` +
+            `scheme = ${python(entry, options)}${learns ? `.double()\n${numbers[learns]}` : "\n"}` +
             `posenc.logits(q, 0 * q, scheme)[:, ${head}, -1]  # with .softmax(-1) the weights`
         );
     },
@@ -129,7 +120,7 @@ export const figure = {
             const place = { left, width: width - left - right, height: high, x: [0, FAR] };
             const second = top + high + 30;
             const panels = [
-                { ...place, top, title: "bias b for each word that asks", ...(isALiBi ? SLOPES : scaleOf(numbers.biases)) },
+                { ...place, top, title: "bias b for each letter that asks", ...(isALiBi ? SLOPES : scaleOf(numbers.biases)) },
                 {
                     ...place,
                     top: second,

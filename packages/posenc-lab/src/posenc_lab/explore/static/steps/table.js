@@ -33,9 +33,12 @@ function refusal(position) {
     }
 }
 
-function values({ position }) {
+function values({ position }, app) {
     const refused = refusal(position);
+    const { positions, cosines } = app.data.tables.minilm; // 127 times each, as bytes
+    const row = atob(cosines).slice(position * positions, (position + 1) * positions);
     return {
+        trained: Float64Array.from(Int8Array.from(row, (x) => x.charCodeAt(0)), (x) => x / 127),
         refused,
         learned: refused ? null : OF_LEARNED.subarray(position * ROWS, (position + 1) * ROWS),
         sinusoid: OF_SINUSOID.subarray(position * SHOWN, (position + 1) * SHOWN),
@@ -55,8 +58,8 @@ export const figure = {
         `learned.weight.data = 0.02 * ${randnPython([ROWS, DIM], 0)}  # so it may begin\n` +
         `row = learned.table(posenc.Positions.arange(1, start=${position}), torch.float64)[0]\n` +
         `torch.cosine_similarity(row, learned.weight)`,
-    compared(state) {
-        const { learned: data } = values(state);
+    compared(state, app) {
+        const { learned: data } = values(state, app);
         return data && { shape: [ROWS], data };
     },
     async check({ position }, { refused, learned: ofLearned, sinusoid: ofSinusoid }, app) {
@@ -79,7 +82,8 @@ export const figure = {
             const cells = { ...place, top: 22, height: high, y: [0, DIM] };
             const top = cells.top + cells.height + 26;
             const below = { ...place, top, height: 1.36 * high, y: [-0.6, 1.05] };
-            const looks = { learned: colorOf(app, "learned"), sinusoid: colorOf(app, "sinusoidal") };
+            const [learned, sinusoid, trained] = ["learned", "sinusoidal", "rope"].map((name) => colorOf(app, name));
+            const looks = { learned, sinusoid, trained };
             return {
                 height: top + below.height + 34,
                 parts: [
@@ -153,7 +157,7 @@ function cellsIn({ divergingRamp }, place) {
 }
 
 /** How alike the row of the position is to each other, and the same of the sinusoid. */
-function curvesIn(looks, place, { position }, { refused, learned: ofLearned, sinusoid: ofSinusoid }) {
+function curvesIn(looks, place, { position }, { refused, trained, learned: ofLearned, sinusoid: ofSinusoid }) {
     const { parts, X, Y, path, dots } = panel({
         ...place,
         title: `cosine with position ${position}`,
@@ -163,8 +167,10 @@ function curvesIn(looks, place, { position }, { refused, learned: ofLearned, sin
     });
     const ours = { stroke: looks.learned, "stroke-width": 2, "data-part": "learned" };
     const formula = { stroke: looks.sinusoid, "stroke-dasharray": "6 3", "data-part": "sinusoid" };
+    const real = { stroke: looks.trained, "stroke-width": 2, "data-part": "trained" };
     const key = [
-        { name: "learned", ...ours },
+        { name: "random", ...ours },
+        { name: "MiniLM", ...real },
         { name: "sinusoid", ...formula },
     ];
     const [x, y] = [X(0), Y(-0.15)];
@@ -176,6 +182,7 @@ function curvesIn(looks, place, { position }, { refused, learned: ofLearned, sin
         ...parts,
         ...legend(place.left + place.width, place.top - 6, key),
         path(ofSinusoid, formula),
+        path(trained, real),
         ...(refused ? said : [path(ofLearned, { ...ours, "stroke-width": 1 }), ...dots(ofLearned, ours.stroke)]),
     ];
 }
