@@ -105,6 +105,16 @@ DATA: dict[str, tuple[Callable[[], Positions], list[Any], list[list[int]]]] = {
         PACKED.coords.tolist(),
         PACKED.document.tolist(),
     ),
+    "three tokens with the axis first": (
+        lambda: Positions.from_ids(torch.tensor([[[4, 5, 6]], [[4, 5, 7]], [[4, 5, 8]]]), torch.ones(1, 3).long()),
+        [[[4, 4, 4], [5, 5, 5], [6, 7, 8]]],
+        [[0, 0, 0]],
+    ),
+    "one token of three rows": (
+        lambda: Positions.from_ids(torch.tensor([[[4, 5, 6]], [[4, 5, 7]], [[4, 5, 8]]]), torch.ones(3, 1).long()),
+        [[[4, 5, 6]], [[4, 5, 7]], [[4, 5, 8]]],
+        [[0], [0], [0]],
+    ),
     "one token of two rows": (
         lambda: Positions.from_ids(torch.tensor([[[4], [9]], [[5], [9]], [[6], [9]]])),
         [[[4, 5, 6]], [[9, 9, 9]]],

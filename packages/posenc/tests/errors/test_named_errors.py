@@ -728,9 +728,12 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Positions.from_ids(LINE.coords, SEEN[:, :5]), "mask must be (1, 5) like ids, got (5, 5)"),
         Row(lambda: Positions.from_ids(LINE.coords, X), f"{MASK}, got torch.float32 (2, 5, 8)"),
         Row(lambda: Positions.from_ids(GRID.coords, packed=True), "ids must be (rows, tokens[, 3]) with packed=True…"),
-        Row(
-            lambda: Positions.from_ids(torch.zeros(3, 5, 2, dtype=torch.int64)),
-            "ids of shape (3, 5, 2) may be (rows, tokens, axes) or (axes, rows, tokens): pass ids.movedim(0, -1) for …",
+        *(
+            Row(
+                lambda n=n, m=m, mask=mask: Positions.from_ids(torch.zeros(3, n, m, dtype=torch.int64), mask),
+                f"ids of shape (3, {n}, {m}) may be (rows, tokens, axes) or (axes, rows, tokens): pass Positions…",
+            )
+            for n, m, mask in ((5, 2, None), (1, 3, None), (3, 3, None), (3, 3, torch.ones(3, 3, dtype=torch.int64)))
         ),
         Row(
             lambda: Positions.from_ids(LINE.coords % 3),

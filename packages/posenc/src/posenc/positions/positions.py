@@ -135,11 +135,11 @@ def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor, Tensor]:
         raise ValueError(f"ids must be an int64 tensor (rows, tokens[, axes]), got {described(ids)}")
     check_flag("packed", packed)
     shape = mask.shape if isinstance(mask, Tensor) else None
-    if ids.dim() == 3 and ids.size(0) == 3 and ids.size(2) != 3 and (shape is None or shape == ids.shape[1:]):
-        if ids.size(2) == 2 and (shape is None or shape == ids.shape[:2]):
+    if ids.dim() == 3 and ids.size(0) == 3 and (shape is None or shape == ids.shape[1:]):
+        if ids.size(2) in (2, 3) and (shape is None or shape == ids.shape[:2]):
             raise ValueError(
                 f"ids of shape {tuple(ids.shape)} may be (rows, tokens, axes) or (axes, rows, tokens): pass "
-                "ids.movedim(0, -1) for the latter, and Positions(ids) for the former"
+                "Positions(ids) for the former, Positions(ids.movedim(0, -1)) for the latter, or a mask (rows, tokens)"
             )
         ids = ids.movedim(0, -1)
     document = torch.zeros(ids.shape[:2], dtype=torch.int64, device=ids.device)
@@ -518,8 +518,8 @@ class Positions:
         The ids become coordinates. Order counts a row's tokens from its first id, so new tokens come after a cache, but
         from 0 with ``packed`` or several axes. With ``packed`` a document begins wherever an id is not above the
         previous one or, of three axes, the first decreases, all repeat or all are 0. Without it, decreasing ids raise
-        ValueError, where they can be read. M-RoPE's (3, rows, tokens) are taken too, but for three tokens, whose ids
-        are read as (rows, tokens, 3): pass ``ids.movedim(0, -1)``.
+        ValueError, where they can be read. M-RoPE's (3, rows, tokens) are taken too. Those of two or three tokens
+        need a mask, since they may be three rows.
 
         >>> Positions.from_ids(torch.tensor([[0, 1, 2, 0, 1]]), packed=True).document
         tensor([[0, 0, 0, 1, 1]])
