@@ -35,7 +35,7 @@ REFUSED = {
         Row(lambda: RoPE3D(4, form="vjepa2"), "head_dim must be a whole number of at least 6, got 4"),
         Row(lambda: RoPE3D(8, (2, 2, 2), form="vjepa2"), "shares must not be given for form='vjepa2', got (2, 2, 2)"),
         Row(lambda: RoPE3D(8, form="vjepa2", layout="half"), "layout must not be given for form='vjepa2', got 'half'"),
-        Row(lambda: RoPE3D(8, layout="halves"), "layout must be one of 'half', 'interleaved', got 'halves'"),
+        Row(lambda: RoPE3D(8, layout="halves"), "layout must be 'half' or 'interleaved', got 'halves'"),
         Row(lambda: RoPE3D(8, (0, 0, 0)), "shares must be even and sum to 2..head_dim = 8, got (0, 0, 0)"),
         Row(lambda: RoPE3D(8, scaling=3), "scaling must be a scaling such as …, got 3"),
         Row(lambda: RoPE3D(8, scaled_axes=0), "scaled_axes must be axes, 0 for time, 1 for …, got 0"),
