@@ -675,6 +675,11 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
             lambda: Positions.multimodal([(2, 1, 1, 0.5)]),
             "tokens_per_second must be a finite number above 0, got None",
         ),
+        Row(
+            lambda: Positions.multimodal([(1, 2, 2), (2, 1, 1)], tokens_per_second=2),
+            "parts must have the seconds of a video with tokens_per_second, got (2, 1, 1)",
+        ),
+        Row(lambda: Positions.multimodal([3], tokens_per_second=-2), "tokens_per_second must be …above 0, got -2"),
         Row(lambda: Positions.multimodal([(2, 1, 1, 0)], tokens_per_second=2), "seconds must be …above 0, got 0"),
         Row(lambda: LINE.shift(2**63 - 3), f"offset {WITHIN}{2**63 + 1}"),
         Row(lambda: LINE.scale(2**62), f"factor {WITHIN}{2**64}"),
@@ -693,6 +698,10 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Positions.packed(None), "lengths or cu_seqlens must be given, got none"),
         Row(
             lambda: Positions.packed(cu_seqlens=[1, 3]), "cu_seqlens must be whole numbers that begin at 0 and …[1, 3]…"
+        ),
+        Row(
+            lambda: Positions.packed(cu_seqlens=(torch.tensor([0, 3]), torch.tensor([0, 3]), 3)),  # varlen's, at once
+            "cu_seqlens must be whole numbers that begin at 0 and …",
         ),
         Row(
             lambda: Positions.packed(cu_seqlens=[0, 3, 5], max_seqlen=2),
@@ -734,6 +743,13 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
                 f"ids of shape (3, {n}, {m}) may be (rows, tokens, axes) or (axes, rows, tokens): pass Positions…",
             )
             for n, m, mask in ((5, 2, None), (1, 3, None), (3, 3, None), (3, 3, torch.ones(3, 3, dtype=torch.int64)))
+        ),
+        *(
+            Row(
+                lambda n=n, mask=mask: Positions.from_ids(torch.zeros(4, 2, n, dtype=torch.int64), mask),
+                f"ids of shape (4, 2, {n}) seem to be those of text and then M-RoPE's of three axes: pass ids[1:]",
+            )
+            for n, mask in ((6, None), (3, torch.ones(2, 3).bool()))
         ),
         Row(
             lambda: Positions.from_ids(LINE.coords % 3),

@@ -64,12 +64,16 @@ def multimodal(parts: Any, start: int, tokens_per_second: Any, device: Any) -> t
     """Coordinates (1, tokens, 3) and layout of `Positions.multimodal`."""
     if not isinstance(parts, Sequence) or isinstance(parts, str):
         raise ValueError(f"parts must be a sequence of ints and (frames, height, width), got {parts!r}")
+    if tokens_per_second is not None:
+        number("tokens_per_second", tokens_per_second, above=0)
     coords, tokens, at = [torch.empty(0, 3, dtype=torch.int64, device=device)], 0, start
     spans: list[Span] = []
     for part in parts:
         is_image = isinstance(part, Sequence) and not isinstance(part, str) and len(part) in (3, 4)
         sizes = [whole("parts", n, least=0) for n in (part[:3] if is_image else (part,))]
         if is_image:
+            if tokens_per_second is not None and len(part) == 3 and sizes[0] > 1:
+                raise ValueError(f"parts must have the seconds of a video with tokens_per_second, got {part}")
             height, width = sizes[1:]
             made = grid_coords(height, width, sizes[0], None, 0, device)[0]
             lines = _lines(tuple(sizes), tokens, (at, at, at))
@@ -142,6 +146,10 @@ def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor, Tensor]:
                 "Positions(ids) for the former, Positions(ids.movedim(0, -1)) for the latter, or a mask (rows, tokens)"
             )
         ids = ids.movedim(0, -1)
+    elif ids.dim() == 3 and ids.size(0) == 4 and (shape == ids.shape[1:] if shape else ids.size(2) > 4):
+        raise ValueError(
+            f"ids of shape {tuple(ids.shape)} seem to be those of text and then M-RoPE's of three axes: pass ids[1:]"
+        )
     document = torch.zeros(ids.shape[:2], dtype=torch.int64, device=ids.device)
     if mask is not None:
         if shape is not None and shape != ids.shape[:2] and mask.dim() == 2:

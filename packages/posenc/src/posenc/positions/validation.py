@@ -130,7 +130,7 @@ def lengths_of_documents(lengths: Any, cu_seqlens: Any) -> list[list[int]]:
     if cu_seqlens is not None:
         ends = _numbers(cu_seqlens)
         steps = [int(b - a) for a, b in pairwise(ends)] if all(map(_is_whole, ends)) else [-1]
-        if ends[:1] != [0] or min(steps, default=0) < 0:
+        if min(steps, default=0) < 0 or ends[:1] != [0]:
             raise ValueError(
                 f"cu_seqlens must be whole numbers that begin at 0 and do not decrease, got {shown(cu_seqlens)}: for "
                 "the lengths of documents pass lengths="
