@@ -200,6 +200,41 @@ def test_the_lesson_opens_first_and_answers(page: Watched, address: str) -> None
     page.page.wait_for_function(IN_ORDER, arg="dog man bites")
 
 
+# --- trained models within steps ------------------------------------------------------------------------------------
+
+TRAINED = {
+    "why": ("Shuffle the words", "NoPE notices least"),
+    "bias": ("", "ends within the 128 bytes"),
+    "longer": ("", "RoPE suffers most"),
+    "stretch": ("YaRN on RoPE", "With YaRN, factor 4"),
+}
+
+
+@needs_browser
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_step_has_trained_models_that_are_read_when_they_come_into_sight(
+    name: str, page: Watched, address: str
+) -> None:
+    page.page.set_viewport_size(TELEPHONE)
+    opened(page, address, name)
+    page.page.wait_for_timeout(300)
+    assert not [url for url in page.requests if "/models/" in url]
+    page.until_drawn(f"{name}-models")
+    assert {url.rpartition("/")[2] for url in page.requests if "/models/" in url} == {
+        "nope.bin",
+        "rope.bin",
+        "alibi.bin",
+        "t5.bin",
+    }
+    section = page.page.locator(f'[data-figure="{name}-models"]')
+    pressed, said = TRAINED[name]
+    if pressed:
+        section.locator("button, label", has_text=pressed).first.click()
+    section.locator(".said", has_text=said).wait_for()
+    assert violations(page) == []
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= TELEPHONE["width"]
+
+
 # --- parts of the pictures ------------------------------------------------------------------------------------------
 
 BOUND = {step.name: set(lesson.PART.findall(step.text)) for step in LESSON if lesson.PART.search(step.text)}

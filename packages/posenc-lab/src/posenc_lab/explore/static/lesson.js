@@ -35,7 +35,7 @@ export function stepsOf(box, modules) {
     });
 }
 
-/** The nodes of one step, and its card: {nodes, card}. `page` is what all figures share. */
+/** The nodes of one step, and its cards, the second of trained models: {nodes, cards}. `page` is what all figures share. */
 export function shown(steps, step, page) {
     const article = step.article.cloneNode(true);
     const verdict = judged();
@@ -52,8 +52,10 @@ export function shown(steps, step, page) {
     const [text, on] = [".text", ".on"].map((one) => article.querySelector(one) ?? "");
     text.append(predicted(article, step, card));
     section.append(text, instrument, asked(article, step, card, verdict), on, sidePaths(steps, step));
-    article.append(section, article.querySelector(".scores") ?? "", proof, ...(isLast(steps, step) ? [quiz(steps, page.data.quiz)] : []), goingOn(steps, step));
-    return { nodes: [numbered(steps, step), article], card };
+    const cards = step.trained ? [card, new Card(step.trained, page)] : [card];
+    const trained = cards.slice(1).map((one) => element("div", { class: "trained" }, one.section));
+    article.append(section, ...trained, article.querySelector(".scores") ?? "", proof, ...(isLast(steps, step) ? [quiz(steps, page.data.quiz)] : []), goingOn(steps, step));
+    return { nodes: [numbered(steps, step), article], cards };
 }
 
 const judged = () => element("p", { class: "judged", role: "status" });

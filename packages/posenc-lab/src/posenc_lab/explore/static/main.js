@@ -51,27 +51,29 @@ const viewOf = (figure) => VIEWS.find((view) => view.figures.includes(figure));
 /** From a figure that is shown alone to where it belongs. */
 const back = (figure) =>
     viewOf(figure) === VIEWS[0]
-        ? element("a", { href: `#step=${figure.name}` }, "This step of the lesson")
+        ? element("a", { href: `#step=${steps.find((one) => [one.figure, one.trained].includes(figure)).name}` }, "This step of the lesson")
         : element("a", { href: `#view=${viewOf(figure).name}` }, "All figures");
 
 /** What all figures share. */
 const page = { data, timings, isFramed, back, write, state: () => state, theme: () => theme };
 
-/** Draws each figure when it comes near the part of the page that is seen. */
-const watcher = new IntersectionObserver(
-    (entries) => {
+/** Draws each figure when it comes near the part of the page that is seen, or, of one that is lazy, into it. */
+const watching = (rootMargin) => {
+    const seen = (entries) => {
         for (const { target, isIntersecting } of entries) {
             if (!isIntersecting) continue;
             watcher.unobserve(target);
             cards.find((card) => card.section === target)?.mount();
         }
-    },
-    { rootMargin: "400px" },
-);
+    };
+    const watcher = new IntersectionObserver(seen, { rootMargin });
+    return watcher;
+};
+const [watcher, lazy] = ["400px", "0px"].map(watching);
 
 function show() {
     applyTheme();
-    watcher.disconnect();
+    for (const one of [watcher, lazy]) one.disconnect();
     const main = document.querySelector("main");
     const alone = Object.hasOwn(figures, state.figure) ? figures[state.figure] : null;
     const unknown =
@@ -91,7 +93,7 @@ function show() {
     showTab();
     const present = view.figures.filter((figure) => figure.present?.({ data }) ?? true);
     const one = step && lesson.shown(steps, step, page);
-    cards = one ? [one.card] : (alone ? [alone] : present).map((figure) => new Card(figure, page));
+    cards = one ? one.cards : (alone ? [alone] : present).map((figure) => new Card(figure, page));
     const notes = unknown
         ? [
               element(
@@ -103,7 +105,7 @@ function show() {
         : [];
     const head = alone ? [] : [element("h2", {}, view.title), element("p", { class: "about" }, view.about)];
     main.replaceChildren(...notes, ...(one ? one.nodes : [...head, ...cards.map((card) => card.section)]));
-    for (const card of cards) watcher.observe(card.section);
+    for (const card of cards) (card.figure.isLazy ? lazy : watcher).observe(card.section);
     mountInTurn();
 }
 
@@ -119,7 +121,7 @@ addEventListener("resize", showTab);
  * whole page. */
 function mountInTurn() {
     (window.requestIdleCallback ?? setTimeout)(() => {
-        const next = cards.find((card) => !card.draw);
+        const next = cards.find((card) => !card.draw && !card.figure.isLazy);
         if (!next) return;
         next.mount();
         mountInTurn();

@@ -45,7 +45,7 @@ export const VIEWS = [
     {
         name: "start",
         title: "Start here",
-        figures: STEPS.map(({ figure }) => figure),
+        figures: STEPS.flatMap(({ figure, trained = [] }) => [figure].concat(trained)),
     },
     {
         name: "where",

@@ -4,6 +4,7 @@ import { element, row } from "posenc/elements.js";
 import { having } from "posenc/models.js";
 import { agreed, apart, entryOf } from "posenc/options.js";
 import { shown } from "posenc/panel.js";
+import { remembered } from "posenc/remembered.js";
 import { shuffled } from "posenc/sentence.js";
 
 const MOST = 640; // bytes of a text
@@ -45,18 +46,21 @@ function chosen({ yarn }, tokens, app) {
 
 const read = new WeakMap(); // by model: the text that it read last, and what it made of it
 
-/** The loss of each byte of a text, and the likeliest bytes after it, each the likeliest after those before. */
+/** The loss of each byte of the text that a model has read, and words(): the likeliest bytes after it, each the likeliest
+ * after those before. */
 function readingOf(model, bytes) {
     const known = read.get(model);
     if (known?.text === String(bytes)) return known;
-    const { bits } = model;
-    const all = Array.from(bytes);
-    while (all.length < bytes.length + AHEAD) {
-        model.read(all);
-        all.push(likeliest(model.next(all.length - 1), 1)[0].byte);
-    }
-    model.read(bytes);
-    const made = { text: String(bytes), bits, words: seen(all.slice(bytes.length)) };
+    const after = remembered(() => {
+        const all = Array.from(bytes);
+        while (all.length < bytes.length + AHEAD) {
+            model.read(all);
+            all.push(likeliest(model.next(all.length - 1), 1)[0].byte);
+        }
+        model.read(bytes);
+        return seen(all.slice(bytes.length));
+    });
+    const made = { text: String(bytes), bits: model.bits, words: after };
     read.set(model, made);
     return made;
 }
@@ -100,7 +104,7 @@ function values(state, app) {
 const along = (bits) => Float64Array.from(bits, (_, n) => mean(bits.slice(Math.max(0, n + 1 - RUN), n + 1)));
 
 /** What each byte costs each model, along the text; a function that draws it. */
-function curves(box, app) {
+function curves(box, app, marksByte) {
     const axes = { xLabel: "byte of the text", yLabel: `bits per byte, mean of ${RUN}` };
     const chart = app.lines(box, { label: "loss along the text", ...axes, height: 240 });
     return ({ models, length, bytes, place }) => {
@@ -109,7 +113,7 @@ function curves(box, app) {
             const { color, dash } = app.data.looks[name][app.theme().dark ? "dark" : "light"];
             return { name: title, color, dash: scaling ? [2, 3] : dash, y: along(bits), width: scaling ? 3 : 2 };
         });
-        const marks = [{ x: length, name: "trained up to here" }, { x: place + 1 }];
+        const marks = [{ x: length, name: "trained up to here" }, ...(marksByte ? [{ x: place + 1 }] : [])];
         chart.draw(x, series, { marks: marks.filter(({ x }) => x <= bytes.length) });
     };
 }
@@ -123,10 +127,11 @@ export const figure = {
         "The loss is what a byte costs: 0 bits where the model was sure of it, 8 where it knew nothing.",
     defaults: { text: PASSAGE, shuffle: 0, yarn: false, model: "rope", byte: 200 },
     another: { text: "Tis naïve: “to be”, or not\nto be, that is the question", shuffle: 2, yarn: true, model: "t5", byte: 30 },
+    parts: ["loss", "letters", "table", "attention"],
     controls(state, app) {
         const tokens = bytesOf(state.text).length;
         const models = chosen(state, tokens, app).map(({ value, title }) => ({ value, name: title }));
-        return [
+        const all = [
             { name: "text", label: `text, up to ${MOST} bytes`, kind: "area", longest: MOST },
             { name: "shuffle", label: "Shuffle the words", kind: "button", value: (n) => n + 1 },
             ...(state.shuffle ? [{ name: "shuffle", label: "As typed", kind: "button", value: () => 0 }] : []),
@@ -134,6 +139,7 @@ export const figure = {
             { name: "model", label: "letters and attention of", kind: "choice", choices: models },
             { name: "byte", label: "byte", kind: "range", min: 1, max: Math.max(tokens, 2) },
         ];
+        return all.filter(({ name }) => this.asked?.includes(name) ?? true);
     },
     change(state, name, value) {
         const next = { ...state, [name]: value };
@@ -167,22 +173,25 @@ export const figure = {
         return agreed(models.length * (bytes.length - 1), most);
     },
     mount(box, app) {
-        const plot = curves(box, app);
+        const has = (part) => this.parts.includes(part);
+        const plot = has("loss") ? curves(box, app, has("letters")) : () => {};
         const letters = element("p", { class: "letters wide" });
         const table = element("div", { class: "scroll wide", tabindex: "0", role: "region", "aria-label": "the models" });
         const legend = element("p", { class: "map-title" });
         const frame = element("div", { class: "scroll" }, legend);
         const { layers, heads } = app.data.models.configuration;
-        const parts = { rowLabel: `${layers} layers of ${heads} heads`, columnLabel: "byte looked at", size: 700 };
-        app.beneath().append(letters, table, frame);
-        const map = app.heat(frame, { label: "attention", ...parts });
+        const labels = { rowLabel: `${layers} layers of ${heads} heads`, columnLabel: "byte looked at", size: 700 };
+        const parts = { letters, table, attention: frame };
+        app.beneath().append(...this.parts.flatMap((part) => parts[part] ?? []));
+        const map = app.heat(frame, { label: "attention", ...labels });
         letters.addEventListener("click", ({ target }) => target.dataset.byte && app.set({ byte: Number(target.dataset.byte) }));
         return (state, numbers) => {
             const { bytes, place, models } = numbers;
             plot(numbers);
             const one = models.find(({ value }) => value === state.model) ?? models[0];
             letters.replaceChildren(...lettersOf(numbers, one));
-            table.replaceChildren(tableOf(numbers));
+            table.replaceChildren(tableOf(numbers, !has("letters")));
+            if (!has("attention")) return;
             const at = (n) => seen(bytes.slice(n, n + 1));
             legend.textContent = `Where ${one.title} looks at byte ${place + 1}, “${at(place)}”: a row for each head, a column for each byte`;
             const rows = Array.from({ length: layers * heads }, (_, n) => [
@@ -242,16 +251,17 @@ function lettersOf({ text, place, length }, { bits }) {
     });
 }
 
-/** What the models make of the text, and of the chosen byte. */
-function tableOf({ models, length, bytes, place }) {
+/** What the models make of the text, and unless the table is short of the chosen byte. */
+function tableOf({ models, length, bytes, place }, isShort) {
     const isShuffled = models[0].shuffling !== null;
     const digits = (x) => (Number.isFinite(x) ? shown(x, 2) : "–");
-    const heads = ["model", `bits up to ${length}`, "after", ...(isShuffled ? ["by shuffling"] : []), `byte ${place + 1}`, `expected after it`, "goes on after the text"];
+    const ofByte = isShort ? [] : [`byte ${place + 1}`, "expected after it", "goes on after the text"];
+    const heads = ["model", `bits up to ${length}`, "after", ...(isShuffled ? ["by shuffling"] : []), ...ofByte];
     const code = (words) => element("code", {}, words);
     return element(
         "table",
         {},
-        element("caption", {}, `Mean loss per byte, the loss of byte ${place + 1} “${seen(bytes.slice(place, place + 1))}”, what comes next`),
+        isShort ? "" : element("caption", {}, `Mean loss per byte, the loss of byte ${place + 1} “${seen(bytes.slice(place, place + 1))}”, what comes next`),
         element("thead", {}, element("tr", {}, ...heads.map((one) => element("th", { scope: "col" }, one)))),
         element(
             "tbody",
@@ -263,9 +273,16 @@ function tableOf({ models, length, bytes, place }) {
                     ...(isShuffled ? [digits(shuffling)] : []),
                     digits(bits[place - 1]),
                     element("span", {}, ...next.flatMap(({ byte, share }) => [code(seen([byte])), `\u00a0${Math.round(100 * share)}\u00a0% `])),
-                    code(words),
-                ]),
+                    isShort ? "" : code(words()),
+                ].slice(0, heads.length - 1)),
             ),
         ),
     );
 }
+
+/** The figure within a step, where it is drawn and its models are read when it comes into sight: `asked` are its controls. */
+export const trained = (step, { text = PASSAGE, ...given }, how) =>
+    ({ ...figure, name: `${step}-models`, isLazy: true, defaults: { ...figure.defaults, text, ...given }, another: {}, ...how });
+
+/** As much of the passage as a text of training has. */
+export const SHORT = PASSAGE.slice(0, 128);

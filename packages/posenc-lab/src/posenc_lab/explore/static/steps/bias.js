@@ -2,6 +2,7 @@
 
 import { dragged } from "posenc/drag.js";
 import { minus } from "posenc/elements.js";
+import { SHORT, trained as models } from "posenc/figures/models.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { SCHEMES } from "posenc/math/catalog.js";
@@ -197,6 +198,13 @@ function said(numbers) {
     const [bias, factor] = [rows, rows.map(Math.exp)].map((all) => all.map(short).join(" and "));
     return [`${BACK} tokens back the bias is ${bias},`, `so the weight is multiplied by ${factor}.`];
 }
+
+export const trained = models("bias", { text: SHORT, model: "alibi", byte: 120 }, {
+    title: "Where the heads of trained models look",
+    see: "ALiBi's steepest head, the first of each layer, sees the last few bytes alone, in every text. Choose another model, and click a letter.",
+    asked: ["text", "model", "byte"],
+    parts: ["letters", "attention"],
+});
 
 export const predict = { scheme: "alibi", head: 1 };
 

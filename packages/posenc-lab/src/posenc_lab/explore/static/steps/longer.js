@@ -2,6 +2,7 @@
 
 import { checkAngles, dials } from "posenc/angles.js";
 import { element, row } from "posenc/elements.js";
+import { trained as models } from "posenc/figures/models.js";
 import { slopes } from "posenc/math/score/alibi.js";
 import { T5 } from "posenc/math/score/t5.js";
 import { frequencies } from "posenc/math/phases.js";
@@ -196,6 +197,13 @@ function drawMeasured(chart, said, tokens, app) {
         yLabel: `${task.unit}, ${task.better} is better`,
     });
 }
+
+export const trained = models("longer", {}, {
+    title: "Trained models past byte 128",
+    see: "The length of training is 128 bytes. Past it RoPE's loss breaks, and those of ALiBi and T5 go on.",
+    asked: ["text"],
+    parts: ["loss", "table"],
+});
 
 export const predict = { tokens: 8192 };
 

@@ -1,9 +1,9 @@
 // Side path of step 1: which trained model notices another order of the words.
 
-import { figure as models } from "posenc/figures/models.js";
+import { figure as models, SHORT } from "posenc/figures/models.js";
 
 const { defaults } = models;
-export const figure = { ...models, name: "shuffle", defaults: { ...defaults, text: defaults.text.slice(0, 128), byte: 60 } };
+export const figure = { ...models, name: "shuffle", defaults: { ...defaults, text: SHORT, byte: 60 } };
 
 export const question = {
     judge({ shuffle, model }, { models }) {

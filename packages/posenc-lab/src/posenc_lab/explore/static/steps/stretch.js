@@ -2,6 +2,7 @@
 
 import { checkAngles, dials } from "posenc/angles.js";
 import { element } from "posenc/elements.js";
+import { trained as models } from "posenc/figures/models.js";
 import { built, python, SCALINGS } from "posenc/figures/scalings.js";
 import { frequencies } from "posenc/math/phases.js";
 import { scaled } from "posenc/math/scalings.js";
@@ -87,6 +88,13 @@ export const figure = {
         `the slowest by ${divided.at(-1).toFixed(2)}; of ${DIM / 2} pairs, ` +
         `${kept} kept and ${fresh} with new angles in a text of ${count(TOKENS)} tokens.`,
 };
+
+export const trained = models("stretch", {}, {
+    title: "YaRN on a trained model",
+    see: "Put YaRN on the RoPE that was trained on 128 bytes, without any more training.",
+    asked: ["yarn", "text"],
+    parts: ["loss", "table"],
+});
 
 export const predict = { way: "linear" };
 

@@ -2,6 +2,7 @@
 // causal one.
 
 import { element, minus, row } from "posenc/elements.js";
+import { SHORT, trained as models } from "posenc/figures/models.js";
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
 import { agreed, apart, arrayOf } from "posenc/options.js";
@@ -173,6 +174,13 @@ export const figure = {
         return `The order is “${order}”. ${said.join(" ")}`;
     },
 };
+
+export const trained = models("why", { text: SHORT }, {
+    title: "Four trained models, and another order of the words",
+    see: "Small decoders of several layers, alike but for their positions. NoPE has no positions. Shuffle the words: which notices least?",
+    asked: ["text", "shuffle"],
+    parts: ["table"],
+});
 
 export const predict = { order: "man bites dog" };
 
