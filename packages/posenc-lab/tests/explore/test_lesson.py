@@ -40,7 +40,7 @@ def test_a_question_is_answered_by_doing(name: str, figures: Node) -> None:
     found = figures("question", name=name)
     assert found["examples"] == {key: key for key in keys}
     assert found["opening"] in set(keys) - {"right"}
-    assert bool(step.beliefs) == bool(step.number) == bool(found.get("predicted"))
+    assert found["predicted"]
 
 
 def test_the_quiz_asks_of_every_step() -> None:
@@ -113,7 +113,12 @@ def test_each_code_is_that_of_its_python(code: str, figures: Node) -> None:
 @pytest.mark.parametrize(
     ("file", "right", "wrong", "said"),
     [
-        ("why.md", "## Question", "## Query", "must have its title between lines of ---, a text, ## Question"),
+        (
+            "why.md",
+            "## Question",
+            "## Query",
+            "must have its title between lines of ---, a text, ## Predict and ## Question",
+        ),
         ("why.md", "`right`", "`correct`", "must list `right` and then at least two others"),
         ("why.md", "`hidden`", "`Hidden`", "must list its answers as lines of - `key`: sentence"),
         ("why.md", "None of them. |", "None of them.", "must have an answer, a bar and its explanation in 'right'"),

@@ -24,7 +24,7 @@ answered with the figure, a sentence for each kind of answer, and a sentence tha
     One sentence.
 
 The figure is ``static/steps/NAME.js``. Its `question.judge` gives the key of an answer, and `predict` is the state of
-the picture that was to be predicted. A side path may be without a prediction.
+the picture that was to be predicted.
 """
 
 import re
@@ -56,7 +56,7 @@ ASIDE = {
 
 FILE = re.compile(
     r"---\ntitle: (?P<title>[^\n]+)\n---\n(?P<text>.+?)\n"
-    r"(?:## Predict\n(?P<predict>.+?)\n(?P<beliefs>(?:\n- `.+?)+)\n\n)?"
+    r"## Predict\n(?P<predict>.+?)\n(?P<beliefs>(?:\n- `.+?)+)\n\n"
     r"## Question\n(?P<question>.+?)\n(?P<answers>(?:\n- `.+?)+)(?:\n\n## Next\n(?P<next>.+?))?\n*",
     re.DOTALL,
 )
@@ -87,14 +87,14 @@ def read(path: Path) -> Step:
     found = FILE.fullmatch(path.read_text(encoding="utf-8"))
     if not found:
         raise ValueError(
-            f"{path.name} must have its title between lines of ---, a text, ## Question with a list of answers, "
-            "and after that nothing but ## Next"
+            f"{path.name} must have its title between lines of ---, a text, ## Predict and ## Question with lists of "
+            "answers, and after that nothing but ## Next"
         )
     name = path.stem
     if name not in (*STEPS, *ASIDE):
         raise ValueError(f"{path.name} must be named after one of {', '.join((*STEPS, *ASIDE))}")
     answers = _listed(path, found["answers"])
-    beliefs = {key: words.partition(" | ") for key, words in _listed(path, found["beliefs"] or "").items()}
+    beliefs = {key: words.partition(" | ") for key, words in _listed(path, found["beliefs"]).items()}
     if bare := [key for key, (_, bar, _) in beliefs.items() if not bar]:
         raise ValueError(f"{path.name} must have an answer, a bar and its explanation in {bare[0]!r} of ## Predict")
     return Step(
@@ -106,7 +106,7 @@ def read(path: Path) -> Step:
         question=found["question"].strip(),
         answers=answers,
         next=(found["next"] or "").strip(),
-        predict=(found["predict"] or "").strip(),
+        predict=found["predict"].strip(),
         beliefs={key: (words, why) for key, (words, _, why) in beliefs.items()},
     )
 

@@ -69,7 +69,6 @@ function say(verdict, isRight, not, words) {
 /** What may be predicted, as buttons: one that is pressed shows the picture, and says what it shows. */
 function predicted(article, { predict }, card) {
     const made = article.querySelector(".predicted");
-    if (!made) return "";
     const verdict = judged();
     const all = [...made.querySelectorAll("[data-belief]")].map((one) => {
         const [words, why] = [...one.children];

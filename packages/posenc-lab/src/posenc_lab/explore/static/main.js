@@ -58,18 +58,14 @@ const back = (figure) =>
 const page = { data, timings, isFramed, back, write, state: () => state, theme: () => theme };
 
 /** Draws each figure when it comes near the part of the page that is seen, or, of one that is lazy, into it. */
-const watching = (rootMargin) => {
-    const seen = (entries) => {
-        for (const { target, isIntersecting } of entries) {
-            if (!isIntersecting) continue;
-            watcher.unobserve(target);
-            cards.find((card) => card.section === target)?.mount();
-        }
-    };
-    const watcher = new IntersectionObserver(seen, { rootMargin });
-    return watcher;
+const seen = (entries, watcher) => {
+    for (const { target, isIntersecting } of entries) {
+        if (!isIntersecting) continue;
+        watcher.unobserve(target);
+        cards.find((card) => card.section === target)?.mount();
+    }
 };
-const [watcher, lazy] = ["400px", "0px"].map(watching);
+const [watcher, lazy] = ["400px", "0px"].map((rootMargin) => new IntersectionObserver(seen, { rootMargin }));
 
 function show() {
     applyTheme();

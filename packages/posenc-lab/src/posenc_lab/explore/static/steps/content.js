@@ -137,6 +137,8 @@ export const figure = {
 
 const percent = (x) => `${x < 0.001 ? "< 0.1" : (100 * x).toFixed(x < 0.1 ? 1 : 0)} %`;
 
+export const predict = { picked: "7" };
+
 export const question = {
     judge(values, { picked }) {
         const stops = picked.filter((n) => STOPS.includes(n)).length;

@@ -7,6 +7,8 @@ export const figure = { ...ropeDecay, name: "decay", defaults: { ...ropeDecay.de
 /** Where the score is highest. */
 const highest = ({ built }) => built.indexOf(Math.max(...built));
 
+export const predict = { peak: 60 };
+
 export const question = {
     judge(_, numbers) {
         const at = highest(numbers);

@@ -135,6 +135,8 @@ export const figure = {
     },
 };
 
+export const predict = { side: 20 };
+
 export const question = {
     judge({ side }) {
         if (side === 2 * TRAINED) return "right";

@@ -4,6 +4,8 @@ import { figure as schedule } from "posenc/figures/schedule.js";
 
 export const figure = { ...schedule, name: "layers", defaults: { family: "llama4", layer: 0, query: 20000 } };
 
+export const predict = { family: "gemma3", layer: 0 };
+
 export const question = {
     judge({ family, layer, query }, { layers, kinds }) {
         if (family !== "llama4") return "family";

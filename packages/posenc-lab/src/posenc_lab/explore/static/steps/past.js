@@ -4,6 +4,8 @@ import { figure as models } from "posenc/figures/models.js";
 
 export const figure = { ...models, name: "past" };
 
+export const predict = { text: "The first thing we do, let's kill all the lawyers. ".repeat(6) };
+
 export const question = {
     judge({ yarn }, { models, bytes, length }) {
         if (bytes.length < 2 * length) return "short";

@@ -4,6 +4,8 @@ import { figure as distanceAware } from "posenc/figures/distance-aware.js";
 
 export const figure = { ...distanceAware, name: "rescale", defaults: { ...distanceAware.defaults, w: 0.2, v: 1 } };
 
+export const predict = { w: -0.2 };
+
 export const question = {
     judge({ w, v }) {
         if (w === 0) return "flat";

@@ -5,6 +5,8 @@ import { figure as models, SHORT } from "posenc/figures/models.js";
 const { defaults } = models;
 export const figure = { ...models, name: "shuffle", defaults: { ...defaults, text: SHORT, byte: 60 } };
 
+export const predict = { shuffle: 1 };
+
 export const question = {
     judge({ shuffle, model }, { models }) {
         if (!shuffle) return "typed";

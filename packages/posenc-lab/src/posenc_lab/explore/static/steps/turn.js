@@ -192,16 +192,12 @@ function arrowsIn(app, { left, top, side }, state, { arrows, between }) {
     ];
 }
 
-/** By pair, the most that it can give: the product of its two lengths. */
-const lengths = Array.from(
-    { length: PAIRS },
-    (_, n) =>
-        (Math.hypot(Q.data[n], Q.data[n + PAIRS]) * Math.hypot(K.data[n], K.data[n + PAIRS])) / Math.sqrt(DIM),
-);
+/** The most that a pair can give: the product of its two lengths. */
+const length = ({ data }, n) => Math.hypot(data[n], data[n + PAIRS]);
+const most = Math.max(...Array.from({ length: PAIRS }, (_, n) => length(Q, n) * length(K, n))) / Math.sqrt(DIM);
 
 /** What each pair of channels gives to the score; the pair whose bar is clicked is drawn. */
 function barsIn(app, place, { pair }, { products, score: sum }) {
-    const most = Math.max(...lengths);
     const { parts, X, bar } = panel({
         ...place,
         x: [-0.5, PAIRS - 0.5],
