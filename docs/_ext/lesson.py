@@ -9,7 +9,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-from posenc_lab.explore.lesson import STEPS, Step, lesson
+from posenc_lab.explore.lesson import PART, STEPS, Step, lesson
 
 DOCS = Path(__file__).parents[1]
 PAGES = DOCS / "learn"
@@ -32,7 +32,18 @@ PAGE = """# {title}
 ```{{explorer}} {name}
 ```
 
-{foreseen}## Question
+## Predict
+
+{predict}
+
+<details>
+<summary>What the picture shows</summary>
+
+{beliefs}
+
+</details>
+
+## Question
 
 {question}
 
@@ -44,18 +55,6 @@ PAGE = """# {title}
 </details>
 
 {onward}
-"""
-FORESEEN = """## Predict
-
-{predict}
-
-<details>
-<summary>What the picture shows</summary>
-
-{beliefs}
-
-</details>
-
 """
 LISTED = """
 {links}
@@ -89,10 +88,11 @@ def page(step: Step, steps: list[Step]) -> str:
     onward = [f"{word}: {link(one)}" for word, found in near.items() for one in found]
     beliefs = "\n".join(f"- *{words}* {why}" for words, why in step.beliefs.values())
     return PAGE.format(
-        foreseen=FORESEEN.format(predict=step.predict, beliefs=beliefs) if step.predict else "",
+        predict=step.predict,
+        beliefs=beliefs,
         title=heading(step),
         name=step.name,
-        text=step.text,
+        text=PART.sub(r"\1", step.text),  # the picture of the page has no parts to light
         question=step.question,
         answers="\n".join(f"- {words}" for words in step.answers.values()),
         onward="\n\n".join(filter(None, [step.next, *onward])),

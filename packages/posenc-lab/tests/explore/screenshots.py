@@ -38,7 +38,7 @@ def step(page: Watched, address: str, name: str) -> bytes:
     page.open(f"{address}#step={name}")
     page.until_drawn(name)
     page.page.add_style_tag(content=".step .controls, .step .copy, .going-on { display: none }")
-    drawn = page.page.locator(".step .picture, .step .beneath:has(svg, canvas)")
+    drawn = page.page.locator(".step > .figure .picture, .step > .figure .beneath:has(svg, canvas)")
     boxes = drawn.evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
     top, height = math.floor(boxes[0]["top"]), math.ceil(boxes[-1]["bottom"]) - math.floor(boxes[0]["top"])
     whole = {"x": boxes[0]["x"], "y": top + page.page.evaluate("scrollY"), "width": boxes[0]["width"], "height": height}
