@@ -18,13 +18,13 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import posenc
-from posenc import Chunk, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal, logits
+from posenc import T5, Chunk, Inkling, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal, logits
 from posenc.huggingface import ModelPositions, adapt, scheme_from_config
-from posenc.huggingface.asking import Asked
+from posenc.huggingface.questions import Asked, model_class
 from posenc.huggingface.reading import default_keys
 from posenc.huggingface.variants import Frequencies, OffsetLearned
 from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, TINY
-from tests.huggingface.tiny_models import compared, config_of, model_of
+from tests.huggingface.tiny_models import compared, config_of, model_of, run
 
 RECORD = Path(__file__).with_name("families.json")
 PAGE = Path(__file__).parents[4] / "docs" / "huggingface.md"
@@ -117,19 +117,38 @@ def outputs(name: str) -> Figures:
 
 
 def buckets(name: str) -> Figures:
-    """T5's bias, of both stacks: of the first layer, or of each layer with a table of its own."""
-    model, count, worst = transformers.AutoModel.from_config(config_of(name)), 0, 0.0
-    for part in ("encoder", "decoder"):
-        schemes = [scheme for scheme, _ in scheme_from_config(model.config, part).schedule]
-        layers = [block.layer[0].SelfAttention for block in getattr(model, part).block]
-        own = [attention for attention in layers if attention.has_relative_attention_bias]
-        assert len(own) == len({id(scheme) for scheme in schemes})
-        for scheme, attention in zip(schemes, own, strict=False):
-            nn.init.normal_(attention.relative_attention_bias.weight)
-            scheme.weight.data = attention.relative_attention_bias.weight.data  # type: ignore[operator, union-attr]
-            q = torch.zeros(1, attention.n_heads, 80, 1)
-            more, off = figures(logits(q, q, scheme(Positions.arange(80)))[0], attention.compute_bias(80, 80)[0])
-            count, worst = count + more, max(worst, off)
+    """T5's bias, of both stacks."""
+    found = [biases(config_of(name), part) for part in ("encoder", "decoder")]
+    return sum(count for count, _ in found), max(off for _, off in found)
+
+
+def biases(config: Any, part: str | None) -> Figures:
+    """What the layers hand over to be added to scores: T5's buckets, or Inkling's profiles."""
+    said = scheme_from_config(config, part)
+    model: Any = model_of(config, model_class(config, part))
+    model = getattr(model, f"get_{part}")() if part else model
+    mixes, tables = [], []
+    for module in model.modules():
+        if type(module).__name__.endswith("RelativeLogits"):
+            module.register_forward_pre_hook(lambda module, args: mixes.append((module.proj.data, args[0])))
+        if hasattr(module, "relative_attention_bias"):
+            tables.append(nn.init.normal_(module.relative_attention_bias.weight).data)
+    calls, _ = run(model, IDS, torch.arange(IDS.size(1))[None])
+    schemes: list[Any] = [scheme for scheme, _ in said.schedule]
+    assert len({id(scheme) for scheme in schemes}) == len(tables or schemes)
+    count, worst = 0, 0.0
+    for n, (scheme, call) in enumerate(zip(schemes, calls, strict=True)):
+        if tables:
+            scheme.weight.data = tables[n % len(tables)]
+        else:
+            scheme.B.data = mixes[n][0].mT
+        encoding = scheme(Positions.arange(IDS.size(1)), dtype=torch.float64)
+        if mixes:
+            encoding = encoding.with_projected({"profile": mixes[n][1].transpose(1, 2)})
+        assert call.bias is not None
+        q = torch.zeros(1, scheme.num_heads, IDS.size(1), 1, dtype=torch.float64)
+        more, off = figures(logits(q, q, encoding).tril(), call.bias.tril())
+        count, worst = count + more, max(worst, off)
     return count, worst
 
 
@@ -271,6 +290,8 @@ def asked(name: str, part: str | None = None, **given: Any) -> Figures:
     config = tiny(name, **given)
     part = part or ("decoder" if getattr(config, "is_encoder_decoder", False) else None)
     said = scheme_from_config(config, part)
+    if any(isinstance(scheme, (T5, Inkling)) for scheme, _ in said.schedule):
+        return biases(config, part)
     shape = Asked(config, part).model  # without weights
     if sum(each.numel() for each in shape.parameters()) > 2e7:
         raise ValueError(f"{name} must have at most 20 million parameters")

@@ -11,10 +11,11 @@ from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterf
 
 from posenc import Positions, RoPE, Sinusoidal
 from posenc.huggingface import scheme_from_config
-from posenc.huggingface.asking import NAME, Asked, _sinusoids, _verify, positions_by_asking
+from posenc.huggingface.asking import _sinusoids, _verify, positions_by_asking
+from posenc.huggingface.questions import NAME, Asked
 from posenc.huggingface.reading import Keys
 from posenc.huggingface.variants import Frequencies
-from tests.huggingface.configs import HEADS, LATENT, LLAMA3, LONG, MSCALE, PLAIN, SHARED, SIZES, YARN, rope
+from tests.huggingface.configs import BUCKETS, HEADS, LATENT, LLAMA3, LONG, MSCALE, PLAIN, SHARED, SIZES, YARN, rope
 from tests.huggingface.tiny_models import config_of, disagreements
 
 TWO = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
@@ -54,6 +55,8 @@ STACK |= {
 }
 PATCHES = {"depth": 4, "embed_dim": 36, "hidden_size": 36, "num_heads": 3, "intermediate_size": 24}
 WINDOWS = PATCHES | {"window_size": 56, "fullatt_block_indexes": [1]}
+INKLING = HEADS | {"rel_extent": 20, "log_scaling_n_floor": 15, "sliding_window_size": 6, "swa_num_attention_heads": 2}
+INKLING |= {"swa_head_dim": 12, "swa_num_key_value_heads": 1, "local_layer_ids": [0, 1, 2]}
 PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
     (
         "marian",
@@ -85,6 +88,15 @@ PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
         WINDOWS,
         ["layers 0, 2, 3: RoPE, base 10000, all 12 channels", "windows of 4 x 4 patches"],
     ),
+    ("switch_transformers", None, BUCKETS, ["decoder, 12 layers", "T5(3, num_buckets=32, max_distance=128, bidir"]),
+    ("longt5", "decoder", BUCKETS, ["decoder, 2 layers", "bidirectional=False), whole text, scale 1"]),
+    ("umt5", "encoder", BUCKETS, ["encoder, 2 layers", "bidirectional=True), whole text, scale 1"]),
+    (
+        "inkling_text",
+        None,
+        SIZES | INKLING,
+        ["layers 0-2: Inkling(2, width=16, extent=6), window of 6", "extent=20, length=15), whole text, scale 0.05"],
+    ),
     (
         "hrm_text",
         None,
@@ -92,7 +104,7 @@ PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
         ["decoder, 12 layers"],
     ),
 ]
-"""Encoders, and the parts of encoder-decoders: keys, and words of what is said."""
+"""Encoders, biases, and the parts of encoder-decoders: keys, and words of what is said."""
 
 
 @pytest.mark.parametrize(("name", "part", "given", "expected"), PARTS)

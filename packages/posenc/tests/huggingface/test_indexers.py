@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING
 
 from posenc import Indexer, Positions, RoPE
 from posenc.huggingface import scheme_from_config
-from posenc.huggingface.asking import Asked
 from posenc.huggingface.indexers import indexer_of
+from posenc.huggingface.questions import Asked
 from tests.huggingface.configs import LATENT, SHARED, SIZES, YARN, rope
 from tests.huggingface.tiny_models import disagreements
 

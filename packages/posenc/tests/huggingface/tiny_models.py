@@ -57,6 +57,7 @@ class Call:
     scaling: float
     softcap: float | None
     has_sinks: bool
+    bias: Tensor | None
 
 
 CALLS: list[Call] = []
@@ -65,7 +66,8 @@ CALLS: list[Call] = []
 def _watched(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kw: Any
 ) -> Any:
-    CALLS.append(Call(query, key, attention_mask, kw["scaling"], kw.get("softcap"), kw.get("s_aux") is not None))
+    sinks, bias = kw.get("s_aux") is not None, kw.get("position_bias")
+    CALLS.append(Call(query, key, attention_mask, kw["scaling"], kw.get("softcap"), sinks, bias))
     return query.new_zeros(query.size(0), query.size(2), query.size(1), value.size(3)), None
 
 

@@ -8,29 +8,36 @@ again at other positions and with other weights. What does not fit is a ValueErr
 
 from __future__ import annotations
 
-import ast
 import copy
 import functools
-import importlib
-import inspect
+import itertools
 import math
 import re
-import textwrap
-import threading
-import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from posenc.huggingface import indexers
-from posenc.huggingface.families import ACROSS
-from posenc.huggingface.loading import RECORD
-from posenc.huggingface.reading import Keys, Layer, ModelPositions, reason, scaled, summarize_model
+from posenc.huggingface.questions import (
+    BY_SLOT,
+    COUNTED,
+    FRESH,
+    GRID,
+    LARGEST,
+    LAYERS,
+    PLACES,
+    ROWS,
+    SILENT,
+    SLOTS,
+    WARM,
+    Answer,
+    Asked,
+    Call,
+)
+from posenc.huggingface.reading import Keys, Layer, ModelPositions, scaled, summarize_model
 from posenc.huggingface.variants import Frequencies, OffsetLearned, OffsetSinusoidal
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Window, window_words
@@ -39,467 +46,15 @@ from posenc.rotation.scalings import LongRoPE, NTKAware
 from posenc.schedule import ranges
 from posenc.scheme import Scheme
 from posenc.schemes.indexer import Indexer
+from posenc.schemes.inkling import Inkling
 from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
 from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
 from posenc.schemes.sinusoidal import Sinusoidal
+from posenc.schemes.t5 import T5
 
-NAME = "posenc_asked"
-LAYERS, ROWS = 512, 2**24
-"""The most layers of a model that is asked, and the most positions of its tables."""
-
-LARGEST = {"hidden_size": 2**15, "intermediate_size": 2**17, "vocab_size": 2**20}
-"""The most of each size, since what a model computes of its tokens is computed for real."""
-
-PLACES = (0, 1, 2, 5, 37, 300, 2000, 12_000, 70_000)
-FRESH = (0, 3, 4, 11, 130, 1000, 5000, 33_000, 100_000)
-"""Positions at which a model is asked, and at which the answer is compared, as far as the model has them."""
-
-COUNTED = 1024
-"""As far as a model is asked that counts its tokens, and takes no positions."""
-
-ENCODED = 7
-"""How many more tokens an encoder is said to have given than the decoder is asked for."""
-
-GRID = 32
-"""The side of a grid of patches for which windows are looked at."""
-
-WARM = 8
-"""Tokens before those that are looked at, at the first place: short convolutions see what is before the text."""
-
-SILENT = frozenset(
-    {
-        "attention_mask",
-        "cache_position",
-        "cu_seq_lens_k",
-        "cu_seq_lens_q",
-        "deterministic",
-        "dropout",
-        "indices",
-        "is_causal",
-        "layer_idx",
-        "logits_to_keep",
-        "max_length_k",
-        "max_length_q",
-        "output_attentions",
-        "output_hidden_states",
-        "past_key_values",
-        "position_embeddings",
-        "position_ids",
-        "return_dict",
-        "s_aux",
-        "scaling",
-        "sliding_window",
-        "softcap",
-        "training",
-        "use_cache",
-    }
-)
-"""Options of an attention function that are read, or change no score."""
-
-BY_SLOT = re.compile("floor_scale|attn_scale$|temperature_tuning|attn_temp|scaling_beta|log_?scal|logn")
-"""Keys of scales of queries, which some models count by slots of a cache and not by positions."""
-
-_LOCK = threading.Lock()
-"""transformers' tables of attention functions are those of the process."""
-
-
-@dataclass
-class Call:
-    """What a layer gave to its attention function."""
-
-    layer: int
-    module: nn.Module
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Any
-    options: dict[str, Any]
-    made: list[Tensor] = field(default_factory=list)
-    """What linear layers gave in this pass."""
-
-    def same(self, other: Call) -> bool:
-        """Whether another layer gave the same to its attention function."""
-        pairs = ((self.query, other.query), (self.key, other.key), (self.value, other.value))
-        options = [
-            {name: option if isinstance(option, (bool, int, float)) else type(option) for name, option in said.items()}
-            for said in ({**self.options, "layer_idx": 0}, {**other.options, "layer_idx": 0})
-        ]
-        return all(torch.equal(a, b) for a, b in pairs) and options[0] == options[1]
-
-
-@dataclass
-class Answer:
-    """The calls of one forward pass, the rows of learned tables that it looked up, and the positions it was given."""
-
-    calls: list[Call]
-    tables: dict[str, tuple[Tensor, list[int]]]
-    places: Tensor
-    across: bool
-    """Whether the model attends to an encoder's states too."""
-
-
-class _Cheap(TorchFunctionMode):
-    """Weights that are left empty are on "meta"; what is computed, such as frequencies, is real."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in (torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand) and kwargs.get("device") is None:
-            sizes = kwargs.get("size", args)
-            sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
-            if func is torch.empty or math.prod(sizes) > 2**22:
-                kwargs["device"] = "meta"
-        return func(*args, **kwargs)
-
-
-def _asks(module: nn.Module) -> bool:
-    """Whether a module calls transformers' table of attention functions itself."""
-    return _code_asks(type(module))  # type: ignore[arg-type]  # mypy takes a class for one without a hash
-
-
-@functools.lru_cache(maxsize=1024)
-def _code_asks(kind: type) -> bool:
-    methods = [
-        inspect.unwrap(method)
-        for each in kind.__mro__
-        if each.__module__.startswith("transformers.models.")
-        for method in vars(each).values()
-        if inspect.isfunction(method)
-    ]
-    return any("ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names for method in methods)
-
-
-def _is_heavy(module: nn.Module) -> bool:
-    """Whether a module mixes channels, and is no norm."""
-    return any(p.dim() > 1 for p in module.parameters()) or isinstance(module, nn.ModuleList)
-
-
-def _outputs(module: nn.Module) -> int:
-    """How many results a module's code returns."""
-    try:
-        code = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))
-    except (OSError, TypeError, SyntaxError):
-        return 1
-    results = [node.value for node in ast.walk(code) if isinstance(node, ast.Return)]
-    return len(results[-1].elts) if results and isinstance(results[-1], ast.Tuple) else 1
-
-
-def _first_tensor(args: Any, kwargs: Any) -> Tensor:
-    named = [kwargs[name] for name in ("hidden_states", "inputs_embeds", "x") if isinstance(kwargs.get(name), Tensor)]
-    return next(x for x in (*named, *args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point())
-
-
-def _silence(module: nn.Module) -> None:
-    """The module gives zeros."""
-    outputs = _outputs(module)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        zeros = torch.zeros_like(_first_tensor(args, kwargs))
-        return zeros if outputs == 1 else (zeros, *[None] * (outputs - 1))
-
-    module.forward = forward
-
-
-class _Alike(TorchFunctionMode):
-    """Linear layers give every token the same vector, and so do tables, unless tokens look up different rows."""
-
-    def __init__(self, asked: Asked) -> None:
-        super().__init__()
-        self.asked = asked
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is nn.functional.embedding:
-            names = dict(zip(("input", "weight"), args, strict=False)) | kwargs
-            return self.asked.looked_up(names["input"], names["weight"])
-        if func is nn.functional.linear:
-            x, weight = (*args, *kwargs.values())[:2]
-            return self.asked.projected(x, weight)
-        if func is torch.addmm:  # transformers' Conv1D
-            return self.asked.projected(args[1], args[2].mT)
-        return func(*args, **kwargs)
-
-
-class Asked:
-    """A model that can be asked: ``asked(positions)`` gives an `Answer`."""
-
-    def __init__(self, config: Any, stack: str | None = None) -> None:
-        self.config, self.stack = config, stack
-        try:
-            with _listening([]):
-                self.model = _build(config, stack)
-        except Exception as error:  # of any type: transformers computes with the configuration
-            if isinstance(error, KeyError) and NAME in error.args:
-                raise ValueError("it has attention classes of its own, and takes no other") from error
-            raise ValueError(f"its model could not be built: {reason(error)}") from error
-        self.tokens, self.step = 0, 0
-        self.differing: list[str] = []
-        self.tables: dict[str, tuple[Tensor, list[int]]] = {}
-        self.turns: list[tuple[nn.Module, float]] = []
-        self._prepare()
-        self.parameters = inspect.signature(self.model.forward).parameters
-        is_grid = "grid_thw" in self.parameters  # patches, by row and column, or time too
-        self.axes = is_grid * (3 if "include_temporal=True" in inspect.getsource(type(self.model).forward) else 2)
-        self.takes_ids = is_grid or "position_ids" in self.parameters
-        self.layers = {
-            module: int(found[1]) if (found := re.search(r"\.(\d+)(\.|$)", name)) else -1
-            for name, module in self.model.named_modules()
-        }
-
-    def _prepare(self) -> None:
-        if not any(_asks(module) for module in self.model.modules()):
-            raise ValueError("its attention is code of its own, which calls no function of transformers' table")
-        _prune(self.model)
-        indexers.record(self.model)
-        self.fixed: dict[str, Tensor] = {}
-        for name, module in self.model.named_modules():
-            if _is_rotary(module):
-                module.register_forward_hook(self._turned)
-            if "Sinusoidal" in type(module).__name__:
-                module.register_forward_hook(self._added(name))
-            if hasattr(module, "create_weight"):  # sinusoids that were left empty
-                module.weight = nn.Parameter(torch.empty(module.weight.shape), requires_grad=False)
-                self.fixed[f"{name}.weight"] = module.create_weight().double()
-
-    even = False
-    """Whether norms have no weights: those behind a rotation would scale its channels."""
-
-    def reset(self, seed: int) -> None:
-        """Other weights."""
-        self.seed, self.drawn = seed, dict[tuple[str, torch.Size], Tensor]()
-        for path, module in self.model.named_modules():
-            for name, old in list(module._parameters.items()):
-                if old is None:
-                    continue
-                dtype = old.dtype if old.dtype.is_floating_point else torch.float64
-                if old.numel() <= 2**16:
-                    new = self._draw(f"{path}.{name}", old.shape) * 0.02
-                    if self.even and old.dim() == 1:
-                        new.zero_()
-                    new = (1.0 if old.dim() == 1 and not (self.even and name == "bias") else 0.0) + new
-                    new = new.to(dtype)
-                else:  # rows that differ, and overlap in memory
-                    line = self._draw(f"{path}.{name}", torch.Size([sum(old.shape)])).to(dtype)
-                    new = line.as_strided(old.shape, [1] * old.dim())
-                module._parameters[name] = nn.Parameter(new, requires_grad=False)
-        self.names = {id(weight): name for name, weight in self.model.named_parameters()}
-
-    def projected(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The random vector of a linear layer, for every token."""
-        name = self.names.get(id(weight), "a linear layer")
-        tokens = x if x.dim() > 2 else x[None]
-        if tokens.size(1) == self.tokens:
-            differ = (tokens - tokens[:, :1]).abs().max()
-            if not float(differ) <= 1e-6 * (1e-3 + float(x.abs().max())):
-                self.differing.append(name)
-        made = self._draw(name, weight.shape[:1])
-        self.made.setdefault(re.sub(r"\.\d+\.", ".N.", name), made)
-        return made.to(x.dtype).repeat(*x.shape[:-1], 1)
-
-    def _draw(self, name: str, shape: torch.Size) -> Tensor:
-        """Normal numbers, which layers of one kind share, so that they are fitted once."""
-        name = re.sub(r"\.\d+\.", ".N.", name)
-        if (name, shape) not in self.drawn:
-            draw = torch.Generator().manual_seed(self.seed * 1_000_003 + zlib.crc32(name.encode()))
-            self.drawn[name, shape] = torch.randn(shape, generator=draw, dtype=torch.float64)
-        return self.drawn[name, shape]
-
-    def looked_up(self, ids: Tensor, weight: Tensor) -> Tensor:
-        """A random vector, or zeros for a table whose rows differ by position."""
-        name, rows = self.names.get(id(weight), "a table"), ids.reshape(-1).tolist()
-        dtype = weight.dtype
-        if name in self.fixed:
-            return self.fixed[name][ids].to(dtype)
-        if len(set(rows)) > 1:
-            self.tables[name] = (weight, rows)
-            return torch.zeros(*ids.shape, weight.size(1), dtype=dtype)
-        return self._draw(name, weight.shape[1:]).to(dtype).repeat(*ids.shape, 1)
-
-    def _added(self, name: str) -> Callable[..., Tensor]:
-        """A hook that records what a module without learned numbers adds by position, and adds nothing."""
-
-        def hook(module: nn.Module, args: Any, out: Tensor) -> Tensor:
-            rows = self.fixed.get(f"{name}.weight", getattr(module, "weights", None))
-            self.sinusoids[name] = out.reshape(-1, out.size(-1)).double(), rows
-            return torch.zeros_like(out)
-
-        return hook
-
-    def _turned(self, module: nn.Module, args: Any, out: Any) -> Any:
-        """Looks whether cos and sin have a factor, or takes it off if ``plain`` was asked for."""
-        parts = out if isinstance(out, tuple) else (out,)
-        if not all(isinstance(x, Tensor) for x in parts):
-            return None
-        if len(parts) == 1 and parts[0].is_complex():
-            size = out.abs()
-        elif len(parts) == 2 and parts[0].shape == parts[1].shape:
-            size = (parts[0] ** 2 + parts[1] ** 2).sqrt().clamp(min=1e-30)
-        else:
-            return None
-        self.normalized = True
-        self.multiplied |= float((size - 1).abs().max()) > 1e-6
-        if not self.plain:
-            return None
-        return out / size if len(parts) == 1 else (parts[0] / size, parts[1] / size)
-
-    plain = normalized = multiplied = False
-
-    def without_factor(self, answer: Answer) -> Answer:
-        """The answer just given, with the factor of cos and sin taken off."""
-        return self(answer.places, plain=True) if self.multiplied else answer
-
-    def __call__(self, places: Tensor, plain: bool = False, by_ids: bool = True) -> Answer:
-        calls: list[Call] = []
-        by_ids = by_ids and self.takes_ids
-        before = WARM if by_ids and places.size(-1) < GRID**2 else 0
-        if self.axes:  # the blocks of a grid
-            before += -(before + places.size(-1)) % 16
-        ids_of = torch.cat((places[..., :1].expand(*places.shape[:-1], before), places), -1)
-        self.tokens = ids_of.size(-1) if by_ids else int(places.max()) + 1
-        self.plain, self.normalized, self.multiplied = plain, False, False
-        self.differing.clear()
-        self.tables = {}
-        self.sinusoids: dict[str, tuple[Tensor, Tensor | None]] = {}
-        self.made: dict[str, Tensor] = {}
-        if "input_ids" not in self.parameters and not self.axes:
-            raise ValueError(f"it takes {next(iter(self.parameters))}, and no input_ids")
-        try:
-            with _listening(calls), torch.no_grad(), _Alike(self):
-                self.model(**self._inputs(ids_of[None] if by_ids and ids_of.dim() < 3 else ids_of, by_ids))
-        except Exception as error:
-            asking = {module for module in self.model.modules() if _asks(module)}
-            if not self.axes or asking != {call.module for call in calls}:  # else after its last layer
-                raise ValueError(f"its model could not be run: {reason(error)}") from error
-        if not calls:
-            raise ValueError("none of its layers called its attention function")
-        if self.differing:
-            raise ValueError(f"tokens already differ where {self.differing[0]} takes them, before queries and keys")
-        across = [call for call in calls if call.key.size(2) == self.tokens + ENCODED]
-        for call in across:
-            if any(float((x - x[:, :, :1]).abs().max()) > 0 for x in (call.query, call.key)):
-                raise ValueError("positions turn or scale its attention to an encoder's states")
-        calls = [call for call in calls if call not in across]
-        seen = slice(before, None) if by_ids else places
-        modules = dict.fromkeys(call.module for call in calls)
-        layers = {module: self.layers[module] for module in modules}
-        own: dict[nn.Module, Any] = {module: getattr(module, "layer_idx", None) for module in modules}
-        if len(set(layers.values())) < len(modules):  # several in a layer, which the model counts, or nobody
-            counted = len(modules) == len(set(own.values()) - {None})
-            layers = own if counted else {module: n for n, module in enumerate(modules)}
-        in_turn = len(modules) < len(calls) == getattr(self.config, "num_hidden_layers", None)
-        for n, call in enumerate(calls):  # layers may share their weights
-            call.layer = n if in_turn else layers[call.module]
-            if call.query.size(2) != self.tokens and not (self.axes and self.tokens == GRID**2):
-                raise ValueError(f"its attention gets {call.query.size(2)} queries of {self.tokens} tokens")
-            if not bool(torch.isfinite(call.query.sum() + call.key.sum())):
-                raise ValueError("queries and keys are no finite numbers")
-            call.made = list(self.made.values())
-            call.query, call.key, call.value = (x[:, :, seen] for x in (call.query, call.key, call.value))
-        return Answer(calls, dict(self.tables), places, bool(across))
-
-    def _inputs(self, ids_of: Tensor, by_ids: bool) -> dict[str, Any]:
-        """The same token everywhere, at the places given, and an encoder's states."""
-        pad = getattr(self.config, "pad_token_id", None)
-        given: dict[str, Any] = {
-            "input_ids": torch.full((1, self.tokens), 3 if pad != 3 else 4),
-            "use_cache": False,
-            "lang_ids": torch.zeros(1, dtype=torch.long),
-        }
-        if self.stack == "decoder":
-            width = getattr(self.config, "hidden_size", 64)
-            given["encoder_hidden_states"] = torch.zeros(1, self.tokens + ENCODED, width)
-        if self.axes:
-            width = getattr(self.config, "embed_dim", None) or self.config.hidden_size
-            coords = ids_of.reshape(-1, self.tokens).mT.expand(-1, self.axes)
-            return {
-                next(iter(self.parameters)): torch.zeros(self.tokens, width, dtype=torch.float64),
-                "grid_thw": torch.tensor([[1, GRID, GRID] if self.tokens == GRID**2 else [1, 4, self.tokens // 4]]),
-                "position_ids": coords,
-            }
-        if by_ids:
-            given["position_ids"] = ids_of
-        return {name: value for name, value in given.items() if name in self.parameters}
-
-
-def _prune(module: nn.Module) -> None:
-    for child in module.children():
-        if any(_asks(each) for each in child.modules()):
-            if not _asks(child):
-                _prune(child)
-        elif isinstance(module, nn.ModuleList) and not isinstance(child, nn.Linear):
-            _prune(child)  # a layer of another kind
-        elif _is_heavy(child) and not isinstance(child, (nn.Embedding, nn.Linear)) and not _is_rotary(child):
-            _silence(child)
-
-
-def _is_rotary(module: nn.Module) -> bool:
-    return re.search("rotary|rope|embedding|conv1d$|hyper|connection", type(module).__name__.lower()) is not None
-
-
-def model_class(config: Any, stack: str | None = None) -> Any:
-    """The class of a configuration's model, if possible with a head, or None."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, PreTrainedModel
-
-    home = type(config).__module__
-    kind: Any = None if stack == "encoder" else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    kind = kind or MODEL_MAPPING.get(type(config), None)
-    if kind is not None or not home.startswith("transformers."):
-        return kind[0] if isinstance(kind, tuple) else kind
-    code = importlib.import_module(home.replace(".configuration_", ".modeling_"))  # of a part of a model
-    kinds = [each for each in vars(code).values() if isinstance(each, type) and issubclass(each, PreTrainedModel)]
-    kinds = [
-        each for each in kinds if each.config_class is type(config) and "PreTrainedModel" not in each.__name__[-15:]
-    ]
-    said = ("CausalLM", "Text", "Model")
-    return max(kinds, key=lambda each: [word in each.__name__ for word in said], default=None)
-
-
-def _build(config: Any, stack: str | None = None) -> nn.Module:
-    """The model of a configuration, or one of its two stacks, in float64, without weights."""
-    from transformers.initialization import no_init_weights
-
-    kind = model_class(config, stack)
-    if kind is None:
-        raise ValueError("transformers has no model of this type alone")
-    config = copy.deepcopy(config)
-    config._experts_implementation = "eager"
-    for name in (RECORD, "attn_implementation"):  # of a patched model, whose own positions are asked for
-        vars(config).pop(name, None)
-    with _Cheap(), no_init_weights(), torch.random.fork_rng(devices=[]):
-        model: Any = kind._from_config(config, attn_implementation=NAME, dtype=torch.float64)
-    if stack is not None and "CausalLM" not in kind.__name__:
-        model = getattr(model, f"get_{stack}")()
-    made: nn.Module = model.eval()
-    return made
-
-
-@contextmanager
-def _listening(calls: list[Call]) -> Iterator[None]:
-    """Registers an attention function that records what it gets, and takes it away again."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
-
-    def listen(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
-    ) -> Any:
-        said = {name: option for name, option in options.items() if option is not None}
-        calls.append(Call(-1, module, query.double(), key.double(), value.double(), attention_mask, said))
-        return value.new_zeros(query.size(0), query.size(2), query.size(1), value.size(-1)), None
-
-    def mask(*args: Any, **options: Any) -> Tensor:
-        made = eager_mask(*args, **options | {"allow_is_bidirectional_skip": False})
-        made.rule = options.get("mask_function", args[5] if len(args) > 5 else None)  # type: ignore[attr-defined]
-        return made
-
-    with _LOCK:
-        AttentionInterface.register(NAME, listen)
-        AttentionMaskInterface.register(NAME, mask)
-        try:
-            yield
-        finally:
-            AttentionInterface._global_mapping.pop(NAME, None)
-            AttentionMaskInterface._global_mapping.pop(NAME, None)
+ACROSS = "attention of the decoder to the encoder has no positions"
 
 
 def positions_by_asking(keys: Keys) -> ModelPositions:
@@ -538,9 +93,11 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         if isinstance(size, int) and size > most:
             raise ValueError(f"its {name} must be at most {most} to be asked, got {size}")
     tuned = getattr(config, "floor_scale", None) if getattr(config, "attn_temperature_tuning", False) else None
-    if tuned is not None:  # it counts slots, of which there are few
+    floor = getattr(config, "log_scaling_n_floor", None)
+    if tuned is not None or floor is not None:  # it counts slots, of which there are few
         config = copy.deepcopy(config)
-        config.floor_scale = WARM + 4
+        for name in ("floor_scale", "log_scaling_n_floor"):
+            setattr(config, name, WARM + 4)
     asked = Asked(config, stack)
     asked.even = even
     asked.reset(1)
@@ -548,6 +105,12 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
     end = min(4096 if length is None else length, 4096 * ROWS if asked.takes_ids else COUNTED)
     first, fresh = (_within(places, end) for places in (PLACES, FRESH))
     answer = asked(first)
+    if asked.takes_ids and (biased := [call.bias for call in answer.calls if call.bias is not None]):
+        still = [call.bias for call in asked(torch.zeros_like(first)).calls if call.bias is not None]
+        if len(still) == len(biased) and all(map(torch.equal, biased, still)):  # it counts slots
+            asked.takes_ids, end = False, min(end, SLOTS)
+            first, fresh = (_within(places, end) + WARM for places in (PLACES, FRESH))
+            answer = asked(first)
     plain = asked.without_factor(answer)
     is_normalized = asked.normalized
     asked.reset(2)
@@ -576,6 +139,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             m
             for m in kinds
             if "indices" not in call.options  # each layer has an indexer of its own, or takes another's choice
+            and (call.bias is None or answer.buckets)  # and profiles of its own, or another's table
             and masks.calls[n].mask is masks.calls[m].mask
             and masks.calls[n].query.shape == masks.calls[m].query.shape
             and all(each.calls[n].same(each.calls[m]) for each in answers)
@@ -594,8 +158,13 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
                 scheme, by = _fit(call, plain.calls[n], _slots(first), scalings, config, is_normalized), 1
             for one, other in zip(again, others, strict=True):
                 _verify(scheme, one.calls[n], other.calls[n], _slots(one.places) if by else one.places)
+            table_of = ""
+            if call.bias is not None:
+                table_of, scheme = _biased(scheme, [(call, answer), (again[0].calls[n], again[0])], config)
             if by and isinstance(scheme, QueryScale):
                 scheme = QueryScale(scheme.form, length=tuned, strength=scheme.strength)
+            if isinstance(scheme, Inkling) and scheme.length is not None:
+                scheme.length = floor
             chosen = _indexed(scheme, [(each.calls[n], each.places) for each in (masks, answer, *again)], chosen_by)
             is_causal = bool(call.options.get("is_causal", getattr(call.module, "is_causal", True)))
             window, causal = _window(_ruled(masks.calls[n], masks.calls, config, is_causal), config, is_causal)
@@ -609,7 +178,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             scheme = _allocated(scheme, [each.calls[n] for each in axes], first, scalings)
             _verify(scheme, mixed.calls[n], others[0].calls[n], mixed.places)
         scheme = _by_weights(scheme, plain.calls[n])
-        scheme = made.setdefault(repr(scheme), scheme)
+        scheme = made.setdefault(table_of or repr(scheme), scheme)
         layer = replace(_layer(call, (plain.calls[n], others[0].calls[n])), **chosen)
         if asked.axes and (count_of := masks.calls[n].query.size(2)) < GRID**2:
             layer = replace(layer, patches=_side(count_of, config))
@@ -617,7 +186,9 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         if layers.setdefault(call.layer, said) != said:
             raise ValueError(where + "attention differs between the times it runs")
     by_slot = [name for name, value in vars(config).items() if value and BY_SLOT.search(name)]
-    if by_slot and not any(isinstance(part, QueryScale) for scheme in made.values() for part in scheme.parts):
+    if by_slot and not any(
+        isinstance(part, (QueryScale, Inkling)) for scheme in made.values() for part in scheme.parts
+    ):
         raise ValueError(f"the configuration has {by_slot[0]}, and no query grows with its position")
     if len({causal for *_, causal in layers.values()}) > 1:
         raise ValueError("some layers are causal and others are not")
@@ -628,6 +199,8 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         remarks.append(f"coordinates are {' and '.join(('time', 'row', 'column')[-asked.axes :])} of patches")
     if not asked.takes_ids:
         remarks.append("transformers counts positions, and takes no position_ids")
+    if any(isinstance(scheme, Inkling) and scheme.extent >= end for scheme, *_ in layers.values()):
+        remarks.append(f"its bias was seen up to distance {end - 1}")
     if tuned is not None:
         remarks.append("transformers scales queries by the slot in the cache, not by position_ids")
     if any(isinstance(window, Chunk) for _, window, *_ in layers.values()):
@@ -717,6 +290,53 @@ def _layer(call: Call, plain: tuple[Call, Call]) -> Layer:
     return Layer(scale=scale, softcap=None if cap is None else float(cap), sinks=options.get("s_aux") is not None)
 
 
+def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tuple[str, Scheme]:
+    """The scheme of a layer that adds a bias to its scores, the same with any weights, and the name of its table."""
+    if any(not isinstance(part, (NoPE, QueryScale)) for part in scheme.parts):
+        raise ValueError("adds a bias to scores of queries that turn")
+    for name, (weight, rows) in seen[0][1].buckets.items():
+        biases = [(call.bias, answer.buckets[name], answer.places) for call, answer in seen]
+        if all(
+            bias is not None and torch.equal(table[row[places]].permute(2, 0, 1).double(), bias)
+            for bias, (table, row), places in biases
+        ):
+            return name, _buckets(weight, rows, config)
+    scale = next((part for part in scheme.parts if isinstance(part, QueryScale)), None)
+    heads = seen[0][0].query.size(1)
+    for weight in seen[-1][0].module.parameters():  # those of the last answer
+        if weight.dim() == 2 and _is_mixed(*seen[-1], weight, scale):
+            tuned = {} if scale is None else {"length": scale.length, "strength": scale.strength}
+            return f"layer {seen[0][0].layer}", Inkling(heads, *weight.shape, **tuned)
+    raise ValueError("a bias is added to its scores, which is neither T5's nor Inkling's")
+
+
+def _is_mixed(call: Call, answer: Answer, profiles: Tensor, scale: QueryScale | None) -> bool:
+    """Whether a bias is what a linear layer's vector makes of profiles by distance."""
+    assert call.bias is not None
+    heads, places = call.bias.size(0), answer.places
+    distance = places[:, None] - torch.arange(call.bias.size(-1))
+    inside = (distance >= 0) & (distance < profiles.size(1))
+    grows = 1 if scale is None else scale._factor((places.double() + 1)[None])[0][:, None]
+    mixes = [made.view(heads, -1) for made in call.made if made.numel() == heads * profiles.size(0)]
+    found = [(mix @ profiles.double())[:, distance.clamp(0, profiles.size(1) - 1)] * inside * grows for mix in mixes]
+    return any(torch.allclose(ours, call.bias, 1e-5, 1e-9) for ours in found)
+
+
+def _buckets(weight: Tensor, rows: Tensor, config: Any) -> T5:
+    """T5's buckets with the furthest distance that gives the rows that were looked up."""
+    tokens = torch.arange(len(rows))
+    far = tokens - tokens[:, None]
+    for is_both, furthest in itertools.product((False, True), {n: 0 for n in _values(config) if type(n) is int}):
+        try:
+            scheme = T5(weight.size(1), weight.size(0), furthest, is_both)
+        except ValueError:
+            continue
+        here = ... if is_both else far <= 0
+        if torch.equal(scheme._bucket(far)[here], rows[here]):
+            return scheme
+    raise ValueError(f"its table of {weight.size(0)} rows is looked up by distance, and not as T5 does")
+
+
 def _indexed(scheme: Scheme, seen: list[tuple[Call, Tensor]], found: dict[int, Indexer]) -> dict[str, Any]:
     """The indexer of a layer, or that of the layer whose choice it takes; ``found`` are those of layers before."""
     call, _ = seen[0]
@@ -772,15 +392,18 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
         return None, False
     rule = getattr(mask, "rule", None)
     is_seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    if mask.dtype != torch.bool and bool((is_seen & (mask != 0)).any()):
-        raise ValueError("a bias by position is in its mask")
     if rule is None:
         seen = is_seen[0, 0]
         sees = {i: seen[i].nonzero().flatten() for i in QUERIES if i < len(seen)}
         bounds = [name for name, value in vars(config).items() if BOUNDED.search(name) and value]
-        if bounds := [name for name in bounds if not re.search("expert|cache|label|layer_types|moe", name)]:
+        if bounds := [
+            name
+            for name in bounds
+            if not re.search("expert|cache|label|layer_types|moe|sparse_(en|de)coder|sparse_step", name)
+        ]:
             raise ValueError(
-                f"attention gets a mask of its own, seen for {len(seen)} tokens, and the configuration has {bounds[0]}"
+                f"attention gets a mask of its own, seen for {seen.size(1)} tokens, and the configuration has "
+                f"{bounds[0]}"
             )
     else:
         sees = {}

@@ -29,7 +29,7 @@ PARTS = {"text": "text_config", "vision": "vision_config"}
 """The keys of the parts that can be read, in a configuration of several models."""
 
 STACKS = ("encoder", "decoder")
-TWO_STACKS = frozenset({"m2m_100", "mt5", "nllb-moe", "t5", "umt5", "whisper"})
+TWO_STACKS = frozenset({"whisper"})
 
 
 def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence[str] = ()) -> ModelPositions:

@@ -23,7 +23,7 @@ from posenc.huggingface.reading import (
     scaled,
     summarize_model,
 )
-from posenc.huggingface.variants import DividedALiBi, OffsetLearned, OffsetSinusoidal
+from posenc.huggingface.variants import DividedALiBi, OffsetLearned
 from posenc.positions.tiles import Window
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
@@ -33,7 +33,6 @@ from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
 from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.schemes.swin_v2 import SwinV2
-from posenc.schemes.t5 import T5
 
 # -- rotations --------------------------------------------------------------------------------------------------------
 
@@ -124,12 +123,6 @@ def whisper(keys: Keys) -> ModelPositions:
     return _of_stack(keys, table, lengths[stack])
 
 
-def m2m_100(keys: Keys) -> ModelPositions:
-    """The same sinusoids in both stacks, of which the first position is the one after that of padding."""
-    table = OffsetSinusoidal(keys.whole("hidden_size"), keys.whole("pad_token_id", 0) + 1)
-    return _of_stack(keys, table, keys.whole("max_position_embeddings"))
-
-
 def _of_stack(keys: Keys, table: Scheme, length: int) -> ModelPositions:
     """The encoder or the decoder of a model of two, which adds a table to its input."""
     decodes = keys.inside == "decoder"
@@ -142,20 +135,6 @@ ACROSS = "attention of the decoder to the encoder has no positions"
 
 
 # -- biases -----------------------------------------------------------------------------------------------------------
-
-
-def t5(keys: Keys, own: bool = False) -> ModelPositions:
-    """A table of the first layer, which the others share, or each layer's ``own``."""
-    heads, buckets = keys.whole("num_attention_heads"), keys.whole("relative_attention_num_buckets")
-    decodes = keys.inside == "decoder"
-    count, furthest = (
-        keys.whole("num_decoder_layers" if decodes else "num_hidden_layers"),
-        "relative_attention_max_distance",
-    )
-    tables = [T5(heads, buckets, keys.whole(furthest), bidirectional=not decodes) for _ in range(count if own else 1)]
-    remarks = (ACROSS,) * decodes
-    biases: list[Scheme] = [*tables] if own else [*tables] * count
-    return summarize_model(keys, biases, None, Layer(scale=1.0), causal=decodes, length=None, remarks=remarks)
 
 
 def bloom(keys: Keys) -> ModelPositions:
@@ -228,14 +207,11 @@ FAMILIES: tuple[tuple[str, Reader], ...] = (
     ("siglip_vision_model", partial(vit, prefix=0)),
     # sinusoids
     ("whisper", whisper),
-    ("m2m_100 nllb-moe", m2m_100),
     # a bias
     ("bloom", bloom),
     ("falcon", falcon),
     ("mpt", mpt),
     ("swinv2", swinv2),
-    ("mt5 t5", t5),
-    ("umt5", partial(t5, own=True)),
     # a rotation
     ("eurobert gte jina_embeddings_v3 nomic_bert", rotating),
     ("dinov3_vit", dinov3),
