@@ -14,7 +14,7 @@ from posenc_lab.explore.lesson import PART, STEPS, Step, lesson
 DOCS = Path(__file__).parents[1]
 PAGES = DOCS / "learn"
 PICTURES = DOCS / "images" / "lesson"
-PART = re.compile(r"\[[a-z]+\]\(((?:\.\./)*)learn/index\.md#([a-z]+)\)")
+LINK = re.compile(r"\[[a-z]+\]\(((?:\.\./)*)learn/index\.md#([a-z]+)\)")
 PAGE = """# {title}
 
 {text}
@@ -115,7 +115,7 @@ def listed(app: Sphinx, docname: str, source: list[str]) -> None:
     which have the titles of the steps."""
     steps = lesson()
     headings = {step.name: heading(step) for step in steps}
-    source[0] = PART.sub(lambda found: f"[{headings[found[2]]}]({found[1]}learn/{found[2]}.md)", source[0])
+    source[0] = LINK.sub(lambda found: f"[{headings[found[2]]}]({found[1]}learn/{found[2]}.md)", source[0])
     if docname == "learn/index":
         links = "\n".join(f"- {link(step)}" for step in steps)
         source[0] += LISTED.format(links=links, names="\n".join(step.name for step in steps))

@@ -98,11 +98,11 @@ def test_a_scaling_is_the_one_that_transformers_has_under_its_name(kind: str) ->
         assert repr(scaling) in repr(patched)
         torch.testing.assert_close(output(ours, input_ids=LONG), expected, rtol=0, atol=bound)
     with patch(theirs, {"rope_type": "default"}) as patched:
-        assert "without a scaling, instead of " + kind in repr(patched)
+        assert f"without a scaling, instead of {scaling!r}" in repr(patched)
         plain = output(ours, input_ids=LONG)
         torch.testing.assert_close(output(theirs, input_ids=LONG), plain, rtol=0, atol=bound)
     with patch(theirs, NTKAware(2.0)) as patched, patch(ours, NTKAware(2.0)):
-        assert f"instead of {kind} by " in repr(patched)
+        assert f"instead of {scaling!r}" in repr(patched)
         assert torch.equal(output(ours, input_ids=LONG), output(theirs, input_ids=LONG))
 
 
@@ -249,10 +249,7 @@ def test_a_model_with_an_attention_of_its_own_is_patched_and_put_back(name: str,
     model = built(name)
     before, plain = state(model), output(model, input_ids=LONG)
     if isinstance(what, DynamicNTK) and name in ("bloom", "mpt", "falcon alibi"):
-        no_rotation = (
-            "falcon with alibi=True does not rotate|has no rotary frequencies to put a scaling on: layers 0, 1: A"
-        )
-        refused(what, model, no_rotation)
+        refused(what, model, r"has no rotary frequencies to put a scaling on: layers 0, 1: \w*ALiBi")
         return
     with adapt(model) if what is None else patch(model, what):
         inputs = {"attention_mask": IS_TOKEN.long()} | GENERATE
@@ -461,7 +458,7 @@ def test_a_frequency_that_is_not_the_configurations_is_refused() -> None:
     model = built("llama")
     model.config.rope_parameters["rope_theta"] = -5.0
     model.model.rotary_emb.config = model.config
-    with pytest.raises(ValueError, match=r"does not rotate by base\^\(-2k/12\) with base -5 from its configuration"):
+    with pytest.raises(ValueError, match="could not be found: queries and keys are no finite numbers"):
         patch(model, YaRN(4.0, 16))
 
 
@@ -526,7 +523,7 @@ MISFITS: list[tuple[str, Any, str]] = [
     ("llama", "yarn", f"{WHAT}'yarn'"),
     ("llama", {"local": YaRN(4.0, 16)}, r"of type 'local', and LlamaForCausalLM \(llama\) has no layer types"),
     ("llama", SINE, r"Sinusoidal adds to the input, and LlamaForCausalLM \(llama\) has no table"),
-    ("llama", posenc.ALiBi(8), r"ALiBi is made for 8 heads, and LlamaForCausalLM \(llama\) has 4"),
+    ("llama", posenc.ALiBi(8), r"ALiBi is made for num_heads 8, and LlamaForCausalLM \(llama\) has 4"),
     ("llama", posenc.RoPE(64), r"RoPE is made for head_dim 64, and LlamaForCausalLM \(llama\) has "),
     ("llama", posenc.FoX(4), r"FoX needs features that each layer projects from its tokens \(forgotten\), which"),
     ("llama", posenc.Schedule([(posenc.NoPE(), None)]), "a Schedule of 2 layers .* got one of 1"),
@@ -548,8 +545,8 @@ MISFITS: list[tuple[str, Any, str]] = [
     ("llama", lambda theta: theta, rf"{SCALING} 6 pairs in float64 and a factor, got torch.float64 \(6,\)"),
     ("llama", lambda theta: (theta, float("nan")), f"{SCALING} 6 pairs in float64 and a factor"),
     ("gptj", lambda theta: theta, f"{SCALING} 4 pairs in float64 and a factor"),
-    ("llama", posenc.RoPE(12) + posenc.ALiBi(8), r"ALiBi is made for 8 heads, and LlamaForCausalLM \(llama\) has 4"),
-    ("bloom", posenc.STRING(12, axes=1, num_heads=2), r"STRING is made for 2 key heads, and \w+ \(bloom\) has 3"),
+    ("llama", posenc.RoPE(12) + posenc.ALiBi(8), r"ALiBi is made for num_heads 8, and LlamaFor\w+ \(llama\) has 4"),
+    ("bloom", posenc.STRING(12, axes=1, num_heads=2), r"STRING is made for key num_heads 2, and \w+ \(bloom\) has 3"),
     ("llama", posenc.RoPE(12, layout="interleaved"), rf"RoPE {PAIRS}Llama\w+ \(llama\), got 'interleaved'"),
     ("gptj", posenc.RoPE(12), r"RoPE must have layout='interleaved', .* of GPTJForCausalLM \(gptj\), got 'half'"),
     ("llama", posenc.RoPE(12, axes=2), "RoPE takes 2 coordinates per token, got positions of 1 axes"),
@@ -695,7 +692,7 @@ def test_the_models_own_chunks_as_a_schedule_are_counted_as_the_model_counts_the
     ]
     plain = [output(model, **each) for each in inputs]
     with patch(model, scheme_from_config(model.config).schedule) as patched:
-        assert any("model's own factor counts the slots of the cache" in change for change in patched.changes)
+        assert any("model's own factor counts slots of the cache" in change for change in patched.changes)
         for each, expected in zip(inputs, plain, strict=True):
             is_token = each.get("attention_mask", torch.ones_like(IDS)).bool()
             bound = 2 * of_angles(torch.float32, 18, expected)  # its own angles are in float32, in two layers

@@ -127,18 +127,3 @@ def test_an_offloaded_model_is_patched() -> None:
         assert any(parameter.is_meta for parameter in model.parameters())
         with patch(model, what):
             assert torch.equal(output(model, input_ids=IDS), expected), repr(what)
-
-
-def test_a_layer_that_cannot_be_made_again_is_refused_by_name() -> None:
-    model = built("llama")
-    attention = model.model.layers[0].self_attn
-
-    class AttentionOfTwo(type(attention)):  # type: ignore[misc]
-        def __init__(self, config: Any, layer_idx: int, more: int) -> None:
-            super().__init__(config, layer_idx)
-
-    attention.__class__ = AttentionOfTwo
-    with pytest.raises(
-        ValueError, match=r"AttentionOfTwo of layer 0 is on meta, and another one could not .*: load the weights"
-    ):
-        patch(model.to("meta"), posenc.DynamicNTK(2.0, 8))

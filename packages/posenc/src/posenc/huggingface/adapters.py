@@ -10,7 +10,6 @@ positions from each layer's own weights: every call makes the scheme anew from w
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -230,13 +229,6 @@ UNSUPPORTED = {
     "swin": "its bias is for windows that the layer makes itself",
 }
 """Families that posenc cannot run, and why."""
-
-
-def unscaled(self: Any, *given: Any, position_ids: Tensor, **more: Any) -> Any:
-    """Ministral 3 and Mistral 4 without their scaling of queries: the factor of position 0 is 1. So the position_ids
-    that they pass on are not positions, and the `LayerScheme` uses those of its source."""
-    own: Any = next(kind for kind in type(self).__mro__ if vars(kind).get("forward") is unscaled)
-    return super(own, self).forward(*given, position_ids=torch.zeros_like(position_ids), **more)
 
 
 def adapted(kind: type, methods: Mapping[str, Callable[..., Any]]) -> type:

@@ -19,7 +19,7 @@ from posenc.huggingface.layer_positions import LAYER_SCHEME, LayerScheme, bind_l
 from posenc.huggingface.masks import WITHIN, Visible
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Chunk, Visibility
+from posenc.positions.tiles import Visibility
 from posenc.rotation.phases import widest
 from posenc.schemes.softcap import capped
 
@@ -118,9 +118,7 @@ def attention(
             "loss.backward() inside it"
         )
     if layer_scheme is not None and isinstance(attention_mask, Visible):
-        seen, size = attention_mask.visibility, attention_mask.chunk_size
-        reach = layer_scheme.reach((seen.left, seen.right) if size is None else Chunk(size))
-        attention_mask = attention_mask.of_last(key.size(2), reach)
+        attention_mask = attention_mask.of_last(key.size(2), layer_scheme.reach)
     queries, keys, bias, seen = _visibility(module, query, key, attention_mask, is_causal, sliding_window)
     if layer_scheme is None:
         layer_cache = attention_mask.layer_cache if isinstance(attention_mask, Visible) else {}

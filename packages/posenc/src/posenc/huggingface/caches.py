@@ -7,7 +7,6 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from posenc.huggingface.layer_positions import LAYER_SCHEME
-from posenc.huggingface.layers import own_window
 from posenc.huggingface.patched import named, transformer
 
 
@@ -52,7 +51,6 @@ def bounded_cache(model: nn.Module) -> DynamicCache:
             continue
         if type(made.layers[index]) not in (DynamicLayer, DynamicSlidingWindowLayer):
             continue
-        # A layer without a configuration has an attention of its own, and no window.
-        reach = layer_scheme.reach(own_window(module) if hasattr(module, "config") else None)
+        reach = layer_scheme.reach
         made.layers[index] = DynamicLayer() if reach is None else _Recent(reach)
     return made

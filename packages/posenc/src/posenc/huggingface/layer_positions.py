@@ -19,6 +19,8 @@ from posenc.schemes.nope import NoPE
 from posenc.schemes.softcap import Softcap
 
 T = TypeVar("T")
+WHOLE = (None, None)
+"""The window of a layer without one."""
 
 
 class LayerScheme(nn.Module):
@@ -26,9 +28,9 @@ class LayerScheme(nn.Module):
     None keeps the layer's own. `patch` makes it a submodule of the layer's attention, named PLAN, so that the scheme's
     parameters are the model's.
 
-    ``source`` is the module that gets the model's position_ids, for layers that do not, and with ``by_source`` for all.
-    ``counts``: the model has no position_ids, and tokens are counted. ``has_window``: the layer has a window or chunks,
-    which cannot be removed from a mask given as a plain tensor."""
+    ``source`` gets the model's position_ids, as ``seen``, for layers that do not, and with ``by_source`` for all.
+    ``counts``: the model has no position_ids, and tokens are counted. ``own`` is the layer's own window, which cannot
+    be removed from a mask given as a plain tensor."""
 
     _tied_weights_keys: ClassVar = {"scheme": "scheme"}
     """For save_pretrained: layers may share the scheme, which is then written once."""
@@ -37,14 +39,14 @@ class LayerScheme(nn.Module):
         self,
         scheme: Scheme,
         window: tuple[int | None, int | None] | Chunk | None = None,
-        source: nn.Module | None = None,
+        source: Any = None,
         counts: bool = False,
         by_source: bool = False,
-        has_window: bool = False,
+        own: tuple[int | None, int | None] | Chunk = WHOLE,
     ) -> None:
         super().__init__()
         self.scheme, self.window, self.counts, self.by_source = scheme, window, counts, by_source
-        self.has_window = has_window
+        self.own = own
         self._source = (source,)  # in a tuple, so that it is not a part of this module as well
 
     def position_ids(self) -> Tensor | None:
@@ -52,12 +54,13 @@ class LayerScheme(nn.Module):
         seen: Tensor | None = getattr(self._source[0], "seen", None)
         return seen
 
-    def reach(self, own: Window) -> int | None:
-        """How many keys before its own a query attends to, in a layer with this window or chunks ``own`` of the model;
-        None: any or, with chunks of a schedule, which divide coordinates and not the slots of a cache, unknown."""
-        if self.window is None and isinstance(own, Chunk):
-            return own.size - 1
-        window = own if self.window is None else self.window
+    @property
+    def reach(self) -> int | None:
+        """How many keys before its own a query attends to; None: any or, with chunks of a schedule, which divide
+        coordinates and not the slots of a cache, unknown."""
+        if self.window is None and isinstance(self.own, Chunk):
+            return self.own.size - 1
+        window = self.own if self.window is None else self.window
         return None if isinstance(window, Chunk) else check_window(window)[0]
 
 
@@ -78,7 +81,7 @@ def bind_layer(
     if layer_scheme.window is not None:
         if isinstance(attention_mask, Visible):
             queries, keys = attention_mask.queries, attention_mask.keys  # without the model's own chunks
-        if bias is not None and (layer_scheme.has_window or queries.order.size(1) != keys.order.size(1)):
+        if bias is not None and (layer_scheme.own != WHOLE or queries.order.size(1) != keys.order.size(1)):
             raise ValueError(
                 "a window of a schedule needs the positions of queries and keys, and a plain mask was given instead: "
                 "let the model make its mask, with a dynamic cache and uncompiled"

@@ -16,17 +16,16 @@ from posenc.arguments import shown
 from posenc.huggingface.adapters import ADAPTERS, BOUND, REPLACED_IN_PLACE, UNSUPPORTED, is_adapted
 from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.layer_positions import LayerScheme
-from posenc.huggingface.layers import PosencRotary
 from posenc.huggingface.loading import MARK, RECORD, has_own_attention, record_of
 from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.replace_positions import (
-    PosencTable,
     is_scaling,
     replace_adapted_attention,
     replace_bound_attention,
     replace_scaling,
     replace_with_scheme,
 )
+from posenc.huggingface.seams import PosencTable, is_patched
 from posenc.huggingface.variants import DividedALiBi, RoundedALiBi
 from posenc.schedule import Schedule
 from posenc.scheme import bare_parts, is_scheme
@@ -127,7 +126,7 @@ def _begin(model: nn.Module) -> tuple[Patched, Any]:
     base = transformer(model)
     if (kind := text_config(base).model_type) in UNSUPPORTED:
         raise ValueError(f"{named(base)} cannot be patched: {UNSUPPORTED[kind]}")
-    if any(isinstance(m, PosencRotary | LayerScheme | PosencTable) or is_adapted(m) for m in base.modules()):
+    if any(isinstance(m, LayerScheme) or is_adapted(m) or is_patched(m) for m in base.modules()):
         raise ValueError("model is patched already: undo() that first")
     return Patched(model), base
 

@@ -452,22 +452,22 @@ def model_class(config: Any, stack: str | None = None) -> Any:
     return max(kinds, key=lambda each: [word in each.__name__ for word in said], default=None)
 
 
-def built(config: Any, stack: str | None = None) -> nn.Module:
-    """The model of a configuration, or one of its two stacks, in float64, without weights. ValueError if transformers
-    has none."""
+def built(config: Any, stack: str | None = None, kind: Any = None) -> nn.Module:
+    """The model of a configuration, of the class ``kind`` if it is given, or one of its two stacks, in float64, without
+    weights. ValueError if transformers has none."""
     try:
         with _listening([]):
-            return _build(config, stack)
+            return _build(config, stack, kind)
     except Exception as error:  # of any type: transformers computes with the configuration
         if isinstance(error, KeyError) and NAME in error.args:
             raise ValueError("it has attention classes of its own, and takes no other") from error
         raise ValueError(f"its model could not be built: {reason(error)}") from error
 
 
-def _build(config: Any, stack: str | None) -> nn.Module:
+def _build(config: Any, stack: str | None, kind: Any) -> nn.Module:
     from transformers.initialization import no_init_weights
 
-    kind = model_class(config, stack)
+    kind = kind or model_class(config, stack)
     if kind is None:
         raise ValueError("transformers has no model of this type alone")
     config = copy.deepcopy(config)

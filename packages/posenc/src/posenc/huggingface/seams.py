@@ -1,0 +1,425 @@
+"""Finds where positions enter a model of transformers, by asking a model of its class and configuration, and takes them
+out there: at rotary modules, tables, sinusoids and scales of queries. Whatever is left is an error that says so."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.arguments import shown
+from posenc.compat import no_grad
+from posenc.huggingface.asking import _angles, _candidates, _numbers, _ruled, _turning, _window, _within
+from posenc.huggingface.attention import REFUSED, check_runs
+from posenc.huggingface.patched import Patched, named, text_config
+from posenc.huggingface.questions import COUNTED, FRESH, PLACES, ROWS, SILENT, WARM, Answer, Asked, _asks, built
+from posenc.models.forward_pass import EXCHANGES
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Chunk, check_window
+from posenc.scheme import Scheme
+from posenc.schemes.rope import RoPE
+
+BY_SLOT = "attn_temperature_tuning"
+"""The attribute of attention that scales queries by their slot in the cache, and not by position_ids."""
+
+Kind = str | None
+"""A type of layers that a rotary module is told of, or None."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What a rotary module gives: the angle a position of each pair, the pair of each column, whether sin comes before
+    cos, and the rotation by the model's configuration that does so, with its scaling, if there is one."""
+
+    theta: Tensor
+    columns: list[int]
+    is_swapped: bool
+    rope: RoPE | None
+
+    @property
+    def own(self) -> RoPE:
+        """The rotation. ValueError if no base and scaling of the configuration has these frequencies."""
+        if self.rope is None:
+            raise ValueError(
+                f"rotary frequencies {_numbers(self.theta)} are of no base and scaling of the configuration"
+            )
+        return self.rope
+
+    def scaled_by(self, scaling: Any) -> RoPE:
+        """The same pairs with another scaling."""
+        own = self.own
+        return RoPE(own.head_dim, own.base, axes=own.axes, allocation=own.allocation, scaling=scaling)
+
+
+class Seam:
+    """A hook on a module that gives something by position: cos and sin of posenc's rotation, exact to float32, in the
+    module's own form. ``ropes`` are the rotations by type of layers; None: cos is 1 and sin 0, since posenc rotates in
+    attention. Other types are left alone. What is no rotation becomes zeros."""
+
+    def __init__(self, turns: Mapping[Kind, Turns], ropes: Mapping[Kind, RoPE | None], config: Any) -> None:
+        self.turns, self.ropes, self.config = turns, ropes, config
+        self.seen: Tensor | None = None
+        """The position_ids of the last forward pass, for layers that do not get them."""
+
+    @no_grad
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        given = (*args, *kwargs.values())
+        kind = next((each for each in given if isinstance(each, str)), None)
+        if self.turns:
+            self.seen = next(each for each in given if isinstance(each, Tensor) and not each.is_floating_point())
+        if kind not in self.ropes:
+            return out
+        rope = self.ropes[kind]
+        if self.config is not None and (rope is None or EXCHANGES):
+            check_runs(self.config)
+        parts = out if isinstance(out, tuple) else (out,)
+        if rope is None:
+            cos_sin = [torch.ones_like(parts[0]), torch.zeros_like(parts[-1])]
+        else:
+            ids: Any = self.seen
+            if rope.allocation is not None:  # (axes, rows, tokens), or the same for all axes
+                ids = ids.expand(rope.axes, *ids.shape[-2:]).movedim(0, -1)
+            both = rope.tokens(Positions(ids)).cos_sin()
+            cos_sin = [x[..., self.turns[kind].columns].to(parts[0].device).view(parts[0].shape) for x in both]
+        if len(parts) == 2:
+            first, second = (x.to(parts[0].dtype) for x in cos_sin)
+            return (second, first) if self.turns[kind].is_swapped else (first, second)
+        if rope is None:
+            return cos_sin[0] if out.is_complex() else cos_sin[1]
+        return torch.complex(*cos_sin).to(out.dtype)
+
+
+class AtZero:
+    """A hook before attention, which it tells of position 0 and a scale of 1, so that queries are not scaled."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        level = {
+            name: torch.ones_like(x) if x.is_floating_point() else torch.zeros_like(x)
+            for name, x in kwargs.items()
+            if name in self.names and isinstance(x, Tensor)
+        }
+        return args, kwargs | level
+
+
+class PosencTable(nn.Embedding):
+    """A table whose rows are positions, after the ``first`` ones: gives the vectors that a scheme adds, or zeros. The
+    unused table keeps its name, so that weights are saved and loaded as before."""
+
+    scheme: Scheme | None
+    first: int
+    config_of_model: Any
+    seen: Tensor | None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """The vectors to add to the input; padding has the row before that of position 0."""
+        if self.config_of_model is not None:
+            check_runs(self.config_of_model)
+        self.seen = (rows - self.first).clamp(min=0)
+        table = None if self.scheme is None else self.scheme.table(Positions(self.seen.long()))
+        if table is None:
+            return torch.zeros(*rows.shape, self.embedding_dim, dtype=self.weight.dtype, device=rows.device)
+        return table.to(self.weight.dtype)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For pickle, which does not find a class that is no attribute of a Python module."""
+        return _empty_table, (type(self).__bases__[0],), vars(self)
+
+
+def _empty_table(kind: type) -> Any:
+    """The code of a table, with another lookup."""
+    kind = nn.Embedding if kind is PosencTable else kind
+    bases = (PosencTable,) if kind is nn.Embedding else (kind, PosencTable)
+    return object.__new__(type(f"Posenc{kind.__name__}", bases, {"__module__": kind.__module__}))
+
+
+def posenc_table(original: nn.Embedding, scheme: Scheme | None, first: int, config: Any) -> PosencTable:
+    """The table in place of another one, with the same weight."""
+    made: PosencTable = _empty_table(type(original))
+    hooked = ("forward", "_hf_hook", "_old_forward")  # of accelerate, which would load the weights
+    vars(made).update({name: value for name, value in vars(original).items() if name not in hooked})
+    made._modules = {**original._modules}
+    made.scheme, made.first, made.config_of_model, made.seen = scheme, first, config, None
+    return made
+
+
+@dataclass
+class Attention:
+    """The attention of a layer: its module, heads, channels, what turns its keys, and which keys it sees."""
+
+    layer: int
+    path: str
+    heads: int
+    key_heads: int
+    head_dim: int
+    turning: Any
+    window: Any
+    """(left, right) or a `Chunk`; (None, None) without any."""
+    causal: bool
+    scaled_by: list[str]
+    """What tells it to scale its queries."""
+
+    def turns_by(self, turns: Turns) -> bool:
+        """Whether its keys turn by what a rotary module gives."""
+        if self.turning is None or len(self.turning[3]) > len(turns.theta):
+            return False
+        theta = self.turning[3].abs()
+        return torch.allclose(theta, turns.theta[: len(theta)], 1e-4, 1e-8)
+
+
+def part_of(base: Any) -> Any:
+    """The part of a model that has its text's configuration, which in most models is the whole."""
+    from transformers import PreTrainedModel
+
+    kind = type(text_config(base))
+    return next(each for each in base.modules() if isinstance(each, PreTrainedModel) and type(each.config) is kind)
+
+
+class Seams:
+    """Where positions enter a part of a model: ``turns`` are its rotary modules by path and type of layers, ``tables``
+    the first row of its learned tables, ``added`` modules that add what is not learned, and ``attentions`` what reaches
+    attention, in the order of layers."""
+
+    def __init__(self, base: Any) -> None:
+        self.base, self.part = base, part_of(base)
+        theirs = (each for each in type(self.part).__mro__ if each.__module__.startswith("transformers.models."))
+        try:
+            self._ask(next(theirs, type(self.part)))
+        except ValueError as error:
+            raise ValueError(f"the positions of {named(base)} could not be found: {error}") from error
+
+    def _ask(self, kind: Any) -> None:
+        config = self.part.config
+        self.asked = asked = Asked(config, model=built(config, kind=kind))
+        asked.even = True
+        asked.reset(1)
+        self._given: dict[str, dict[Kind, Tensor]] = {}
+        self._told: dict[str, list[str]] = {}
+        notes: list[Any] = []
+        for path, module in asked.model.named_modules():
+            if _asks(module):
+                told_of = functools.partial(self._note_told, path)
+                notes.append(module.register_forward_pre_hook(told_of, with_kwargs=True))
+            elif not isinstance(module, nn.Embedding) and not any(map(_asks, module.modules())):
+                given_by = functools.partial(self._note_given, path)
+                notes.append(module.register_forward_hook(given_by, with_kwargs=True))
+        length = getattr(config, "max_position_embeddings", None)
+        self.length = length if isinstance(length, int) and length > 1 else None
+        end = min(4096 if self.length is None else self.length, ROWS if asked.takes_ids else COUNTED)
+        self.places, self.fresh = (_within(places, end) for places in (PLACES, FRESH))
+        answer = asked(self.places)
+        told, given, self.added = {**self._told}, self._given, [*asked.sinusoids]
+        turns = {path: of for path, of in given.items() if all(z.is_complex() for z in of.values())}
+        by_axis = self._by_axis(turns) if turns else {}
+        self.has_axes = bool(by_axis) or asked.axes > 0
+        scalings = _candidates(config, self.length)
+        self.turns = {
+            path: {kind: self._turns(z, by_axis.get((path, kind)), scalings) for kind, z in of.items()}
+            for path, of in turns.items()
+        }
+        inner = [path for path in given if not any(each.startswith(f"{path}.") for each in given)]
+        self.added += [path for path in inner if path not in turns]
+        for note in notes:
+            note.remove()
+        in_line = asked(torch.arange(24), by_ids=False)
+        self.attentions, self.tables = [*self._attentions(answer, in_line, told)], self._tables(in_line)
+        self.has_bias = any(call.bias is not None for call in answer.calls)
+
+    def _note_given(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        """Notes what a module gives, if it differs by position: cos and sin, or what is added."""
+        given, parts = (*args, *kwargs.values()), out if isinstance(out, tuple) else (out,)
+        if len(parts) > 2 or not all(isinstance(x, Tensor) and x.shape == parts[0].shape for x in parts):
+            return
+        if len(parts) == 1 and not parts[0].is_complex() and any(_is_real(x) for x in given):  # made of vectors
+            return
+        dims = [n for n in range(parts[0].dim() - 1) if parts[0].size(n) == self.asked.tokens]
+        if not dims or not (_is_real(parts[0]) or parts[0].is_complex()):
+            return
+        z = torch.complex(*parts) if len(parts) == 2 else parts[0]
+        z = z.to(torch.complex128 if z.is_complex() else torch.float64)
+        z = z.movedim(dims[0], 0).reshape(self.asked.tokens, -1)
+        size = z.abs()
+        turns = float((size - size[:1]).abs().max()) < 1e-5 * float(size.max())
+        if float((z - z[:1]).abs().max()) > 0 and (turns or not z.is_complex()):
+            kind = next((each for each in given if isinstance(each, str)), None)
+            self._given.setdefault(path, {})[kind] = z[WARM:] if self.asked.takes_ids else z[self.places]
+
+    def _note_told(self, path: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Notes which arguments of an attention differ by position, beside cos, sin and masks."""
+        tensors = {name: x for name, x in kwargs.items() if isinstance(x, Tensor)}
+        self._told[path] = [
+            name
+            for name, x in tensors.items()
+            if name not in ("attention_mask", "hidden_states") and any(_differs(x, n) for n in range(x.dim()))
+        ]
+
+    def _by_axis(self, plain: dict[str, dict[Kind, Tensor]]) -> dict[tuple[str, Kind], Tensor]:
+        """The angle a position of every column along each of several axes, (axes, columns), if there are several: else
+        a model takes them for rows."""
+        found: dict[tuple[str, Kind], list[Tensor]] = {}
+        for axis in torch.eye(3, dtype=torch.long)[: 3 * self.asked.takes_ids]:
+            self._given = {}
+            try:
+                answer = self.asked(self.places * axis[:, None, None])
+            except ValueError:
+                return {}
+            if any(call.query.size(0) != 1 for call in answer.calls):
+                return {}
+            for path in plain:
+                for kind, z in self._given.get(path, {}).items():
+                    if z.shape != plain[path][kind].shape:
+                        return {}
+                    found.setdefault((path, kind), []).append(_angles(z[None], self.places))
+        return {of: torch.stack(each) for of, each in found.items() if len(each) == 3}
+
+    def _tables(self, answer: Answer) -> dict[str, int]:
+        """The first row of tables that were looked up by position; those of pairs of positions are of a bias."""
+        found = {}
+        for name, (_, rows) in answer.tables.items():
+            if len(rows) == len(answer.places):
+                found[name.removesuffix(".weight")] = rows[0]
+                if rows != (answer.places + rows[0]).tolist():
+                    raise ValueError(f"positions {answer.places.tolist()} are rows {rows} of {name}")
+        return found
+
+    def _turns(self, z: Tensor, by_axis: Tensor | None, scalings: list[tuple[float, Any]]) -> Turns:
+        """What a rotary module does, from its cos and sin, (tokens, columns)."""
+        is_swapped = float(z[0].real.abs().max()) < float(z[0].imag.abs().max())
+        z = torch.complex(z.imag, z.real) if is_swapped else z
+        every = _angles(z[None], self.places) if by_axis is None else by_axis.sum(0)
+        pairs, half = torch.arange(len(every)), len(every) // 2
+        forms = ((pairs % half, every[:half]), (pairs // 2, every[::2])) if len(every) % 2 == 0 else ()
+        columns, theta = next((form for form in forms if torch.equal(form[1][form[0]], every)), (pairs, every))
+        axes: dict[str, Any] = {}
+        if by_axis is not None:
+            first = [columns.tolist().index(n) for n in range(len(theta))]
+            axes = {"axes": 3, "allocation": by_axis.abs().argmax(0)[first].tolist()}
+        longest = self.places[-1:].double() + 1
+        for base, scaling in scalings:
+            try:
+                rope = RoPE(2 * len(theta), base, scaling=scaling, **axes)
+                its, factor = rope.frequencies(lengths=longest if rope.needs_lengths else None)
+            except ValueError:
+                continue
+            is_size = torch.allclose(z[0].abs().amax(), torch.as_tensor(factor).double().amax(), 1e-4)
+            if is_size and torch.allclose(its[0], theta, 1e-4, 1e-8):
+                return Turns(theta, columns.tolist(), is_swapped, rope)
+        return Turns(theta, columns.tolist(), is_swapped, None)
+
+    def _attentions(self, answer: Answer, masks: Answer, told: dict[str, list[str]]) -> Iterator[Attention]:
+        config, paths = self.part.config, {module: path for path, module in self.asked.model.named_modules()}
+        windows: dict[tuple[Any, bool], Any] = {}
+        for call, seen in zip(answer.calls, masks.calls, strict=True):
+            unknown = [n for n, x in call.options.items() if x is not False and (n in REFUSED or n not in SILENT)]
+            if unknown:
+                raise ValueError(f"layer {call.layer} also gives its attention function {', '.join(unknown)}")
+            causal = bool(call.options.get("is_causal", getattr(call.module, "is_causal", True)))
+            if (seen.mask, causal) not in windows:
+                windows[seen.mask, causal] = _window(_ruled(seen, masks.calls, config, causal), config, causal)
+            window, causal = windows[seen.mask, causal]
+            try:
+                turning = _turning(call.key[0], self.places)
+            except ValueError:
+                turning = None
+            size, path = call.query.norm(dim=-1), paths[call.module]
+            scaled = told[path] if float((size / size[..., :1] - 1).abs().max()) > 1e-6 else []
+            scaled = [BY_SLOT] if getattr(call.module, BY_SLOT, False) else scaled
+            heads, key_heads = call.query.size(1), call.key.size(1)
+            window = window if isinstance(window, Chunk) else check_window(window)
+            yield Attention(call.layer, path, heads, key_heads, call.query.size(3), turning, window, causal, scaled)
+
+    def module(self, path: str, model: Any = None) -> Any:
+        """The module at a path. ValueError if the model has none there, since it was changed after it was made."""
+        try:
+            return (self.part if model is None else model).get_submodule(path)
+        except AttributeError:
+            raise ValueError(f"{named(self.base)} must have the module {path!r} of its configuration") from None
+
+    def take_out(self, patched: Patched, model: Any, config: Any, adder: Scheme | None = None) -> list[Any]:
+        """Switches off what a model does by position until `undo`. The seams that get the model's position_ids."""
+        sources: list[Any] = [
+            hook(patched, self.module(path, model), Seam(turns, dict.fromkeys(turns), config))
+            for path, turns in self.turns.items()
+        ]
+        for path in self.added:
+            hook(patched, self.module(path, model), Seam({}, {None: None}, config))
+        for path, first in self.tables.items():
+            original = self.module(path, model)
+            if not isinstance(original, nn.Embedding):
+                raise ValueError(f"{path} of {named(self.base)} must be a torch.nn.Embedding, got {shown(original)}")
+            parent, _, name = path.rpartition(".")
+            sources.append(table := posenc_table(original, adder, first, config))
+            patched.replace(model.get_submodule(parent), name, table)
+        for each in self.attentions:
+            module = self.module(each.path, model)
+            if BY_SLOT in each.scaled_by:
+                patched.set(module, BY_SLOT, False)
+            elif each.scaled_by:
+                patched.on_undo(module.register_forward_pre_hook(AtZero(each.scaled_by), with_kwargs=True).remove)
+        return sources
+
+    def verify(self) -> None:
+        """ValueError, saying what, if anything still differs by position in a model with the same seams."""
+        self.take_out(Patched(self.asked.model), self.asked.model, None)
+        try:
+            answer = self.asked(self.fresh)
+            left = [name for name, (_, rows) in answer.tables.items() if len(rows) == self.asked.tokens]
+            left += [name for name, (added, _) in self.asked.sinusoids.items() if bool((added != added[:1]).any())]
+            for call in answer.calls:
+                for name in ("query", "key", "value"):
+                    x = getattr(call, name)
+                    if float((x - x[:, :, :1]).abs().max()) > 1e-6 * float(x.abs().max()):
+                        left.append(f"the {name} of layer {call.layer}")
+            if left:
+                raise ValueError(f"{', '.join(left[:3])} still differ by position")
+        except ValueError as error:
+            raise ValueError(f"the own positions of {named(self.base)} cannot all be switched off: {error}") from error
+
+
+def is_patched(module: nn.Module) -> bool:
+    """Whether a seam is on it, or in its place."""
+    return isinstance(module, PosencTable) or any(isinstance(each, Seam) for each in module._forward_hooks.values())
+
+
+def _is_real(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _differs(x: Tensor, dim: int) -> bool:
+    return bool((x != x.narrow(dim, 0, 1)).any())
+
+
+def hook(patched: Patched, module: nn.Module, seam: Seam) -> Seam:
+    """Puts a seam on a module until `undo`."""
+    patched.on_undo(module.register_forward_hook(seam, with_kwargs=True, prepend=True).remove)
+    return seam
+
+
+def rescale(patched: Patched, module: Any, scaling: Any) -> None:
+    """Adapts the softmax scale to another scaling, in models whose scale includes YaRN's (0.1 mscale_all_dim ln s +
+    1)^2, such as DeepSeek-V3. Their files in transformers have the function ``yarn_apply_mscale``."""
+    theirs = getattr(sys.modules.get(type(module).__module__), "yarn_apply_mscale", None)
+    if theirs is None or not hasattr(module, "scaling"):
+        return
+    plain = getattr(module, "qk_head_dim", math.nan) ** -0.5
+    own = theirs(module.config.rope_parameters, plain)
+    if not math.isclose(own, module.scaling, rel_tol=1e-9):
+        raise ValueError(
+            f"{type(module).__name__} scales its scores by {module.scaling:g}, and not by 1/sqrt(qk_head_dim) with the "
+            "mscale of its configuration, so posenc cannot tell the right scale for another scaling"
+        )
+    new = plain * getattr(scaling, "score_factor", 1.0)
+    if math.isclose(new, module.scaling, rel_tol=1e-9):
+        return
+    said = f"scale of the scores: {new:g} instead of {module.scaling:g}, since mscale_all_dim differs"
+    patched.set(module, "scaling", new)
+    if said not in patched.changes:
+        patched.changes.append(said)
