@@ -9,5 +9,5 @@ SCHEME_VARIANTS = {
     *("self_extend", "dual_chunk"),  # re_rope
     "sandwich",  # kerple
     *("relative_2d sam", "swin with a class token", "t5 along an axis"),  # relative_2d, fire, swin
-    "grape_a",  # cope
+    *("grape_a", "tapa", "tapa uneven"),  # cope
 }

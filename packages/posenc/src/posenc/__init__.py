@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from posenc.schemes.swin import Swin as Swin
     from posenc.schemes.swin_v2 import SwinV2 as SwinV2
     from posenc.schemes.t5 import T5 as T5
+    from posenc.schemes.tapa import TAPA as TAPA
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
     from posenc.schemes.tupe import TUPE as TUPE
     from posenc.schemes.wall import Wall as Wall
@@ -106,7 +107,7 @@ _SCHEMES = """
     wall.Wall grape_a.GRAPEA stick_breaking.StickBreaking inkling.Inkling query_scale.QueryScale softcap.Softcap
     axial_rope.AxialRoPE cameras.Cameras lie_re.LieRE mixed_rope.MixedRoPE mrope.MRoPE rope_3d.RoPE3D
     string.STRING deberta.DeBERTa fire.FIRE kerple.KERPLE key_offset.KeyOffset
-    sandwich.Sandwich swin.Swin swin_v2.SwinV2 tupe.TUPE
+    sandwich.Sandwich swin.Swin swin_v2.SwinV2 tapa.TAPA tupe.TUPE
 """
 
 # The module of each public name. Names are imported on first use, so that the command line starts without torch.

@@ -69,7 +69,7 @@ BESIDE = [
     for entry in CATALOG
     if entry.axes in ("one", "any") and "score" in entry.doors and "rotate" not in entry.doors
 ]
-READ_VECTORS = {"absolute_in_attention", "cope", "grape_a", "relative_1d", "shaw", "transformer_xl", "wall"}
+READ_VECTORS = {"absolute_in_attention", "cope", "grape_a", "relative_1d", "shaw", "tapa", "transformer_xl", "wall"}
 
 
 @pytest.mark.parametrize("entry", BESIDE, ids=lambda entry: entry.name)
