@@ -140,7 +140,6 @@ class Rotary(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        check_choice("dtype", dtype, (torch.float32, torch.float64))
         # Small loops: on a busy machine, each would wait for its slowest thread.
         with nullcontext() if torch.compiler.is_compiling() else compat.single_threaded():
             return self._rotation(positions, dtype, context)

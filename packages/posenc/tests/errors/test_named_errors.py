@@ -317,7 +317,11 @@ DOORS: dict[str, list[Row]] = {
     ],
     "Scheme.rotation": [
         *each(RoPE(8).rotation, {}, "positions", NO_POSITIONS, "a Positions"),
-        *each(RoPE(8).rotation, {"positions": LINE}, "dtype", NO_DTYPES, DTYPES),
+        *(
+            row
+            for scheme in (RoPE(8), posenc.XPos(8), posenc.ReRoPE(8), posenc.SelfExtend(8), posenc.STRING(8, axes=1))
+            for row in each(scheme.rotation, {"positions": LINE}, "dtype", NO_DTYPES, DTYPES)
+        ),
         Row(
             lambda: RoPE(8).rotation(GRID),
             "RoPE takes one coordinate per token, got positions of 2 axes: build it with axes=2",

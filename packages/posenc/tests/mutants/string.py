@@ -18,8 +18,8 @@ MUTANTS = lines(
 FLAT, LINE, OF_FOUR = STRING(8), STRING(8, 1), STRING(8, 1, num_heads=4)
 REFUSED = {
     "STRING": [
-        Row(lambda: STRING(7), "head_dim must be even and at least 2 axes = 4, got 7"),
-        Row(lambda: STRING(4, 3), "head_dim must be even and at least 2 axes = 6, got 4"),
+        Row(lambda: STRING(7), "head_dim must be even (channels come in pairs), got 7"),
+        Row(lambda: STRING(4, 3), "head_dim must be at least 2 axes = 6, got 4"),
         Row(
             lambda: FLAT(Positions.arange(3)),
             "STRING takes 2 coordinates per token, got positions of 1 axes: make them with Positions.grid(height, "

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_type, one_or, shown
+from posenc.arguments import check_choice, check_type, one_or, shown
 from posenc.positions.positions import PositionError, Positions
 from posenc.rotation import onnx
 
@@ -377,6 +377,7 @@ class PairRotation:
     ) -> PairRotation:
         """The rotation by these angles in radians, times a factor, in ``dtype``, on the device of ``like``. Angles
         (rows, tokens, pairs) apply to every head."""
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
         cos, sin = angle.cos(), angle.sin()
         if isinstance(factor, Tensor) or factor != 1.0:
             cos, sin = cos * factor, sin * factor

@@ -11,12 +11,12 @@ from posenc.arguments import check_choice, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
+from posenc.rotary import OfAllPairs
 from posenc.rotation.phases import OfHeads, PairLayout, PairRotation, coords_of, frequencies, in_double, phases
-from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 
 
-class FoPE(Scheme):
+class FoPE(OfAllPairs):
     """Fourier position embedding: each pair of channels is mapped by sums of all frequencies instead of one.
 
     Formula, with the K frequencies theta_k = base^(-2k/head_dim) that turn once within the training length L or
@@ -56,13 +56,9 @@ class FoPE(Scheme):
         series: int | None = None,
         strength: float = 0.3,
     ) -> None:
-        super().__init__()
-        self.num_heads, self.head_dim = whole("num_heads", num_heads), whole("head_dim", head_dim, least=2)
-        if head_dim % 2:
-            raise ValueError(f"head_dim must be even (channels come in pairs), got {head_dim}")
+        super().__init__(head_dim, layout)
+        self.num_heads = whole("num_heads", num_heads)
         self.length, self.base = whole("length", length, least=7), number("base", base, above=1)
-        check_choice("layout", layout, ("half", "interleaved"))
-        self.layout: PairLayout = layout
         kept = sum(base ** (-2 * k / head_dim) >= 2 * math.pi / length for k in range(head_dim // 2))
         self.series = kept if series is None else whole("series", series, 1, kept)
         self.strength = number("strength", strength, least=0)
@@ -81,11 +77,6 @@ class FoPE(Scheme):
         for m in range(-(-kept // step)):
             made[..., m * step, m] += 1
         compat.assign(self.coefficients, made)
-
-    @property
-    def channels(self) -> range:
-        """The mapped channels: all of them."""
-        return range(self.head_dim)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from posenc import compat
-from posenc.arguments import check_choice, number, whole
+from posenc.arguments import number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
@@ -64,7 +64,6 @@ class MixedRoPE(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, 2, "MixedRoPE", "Positions.grid(height, width)")
         y, x = in_double(coords)[:, None, :, :, None].unbind(-2)
         mine = self.frequencies if context is None else context.of_heads(self.frequencies, 1)

@@ -14,12 +14,12 @@ from posenc.arguments import check_choice, number, one_or, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
+from posenc.rotary import OfAllPairs
 from posenc.rotation.phases import OfHeads, PairRotation, coords_of, in_double, shared_by
-from posenc.scheme import Scheme
 from posenc.schemes.entry import ROTARY, Entry, Law
 
 
-class STRING(Scheme):
+class STRING(OfAllPairs):
     """Separable translationally invariant position encodings: rotates q and k by exp(sum_a p_a L_a), all L_a commuting.
 
     Formula: L_a skew-symmetric, d x d, with [L_a, L_b] = 0. The score then depends only on exp(sum_a (p_j - p_i)_a
@@ -56,10 +56,10 @@ class STRING(Scheme):
         num_heads: int | None = None,
         base: float = 100.0,
     ) -> None:
-        super().__init__()
-        self.head_dim, self.axes = whole("head_dim", head_dim, least=2), whole("axes", axes)
-        if self.head_dim % 2 or self.head_dim < 2 * self.axes:
-            raise ValueError(f"head_dim must be even and at least 2 axes = {2 * self.axes}, got {head_dim}")
+        super().__init__(head_dim, "half")
+        self.axes = whole("axes", axes)
+        if head_dim < 2 * axes:
+            raise ValueError(f"head_dim must be at least 2 axes = {2 * axes}, got {head_dim}")
         check_choice("form", form, ("cayley", "circulant"))
         self.form: Literal["cayley", "circulant"] = form
         self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
@@ -89,15 +89,9 @@ class STRING(Scheme):
             drawn[a] += torch.where(axis == a, magnitude, 0.0)
         compat.assign(self.frequencies, drawn)
 
-    @property
-    def channels(self) -> range:
-        """The rotated channels: all of them."""
-        return range(self.head_dim)
-
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "STRING")
         basis, theta = self._basis(context), self._theta(context)
         angle = (in_double(coords)[:, None, :, :, None] * theta.movedim(0, 1)[None, :, None]).sum(-2)

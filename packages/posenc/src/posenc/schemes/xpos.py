@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posenc.arguments import check_choice, number
+from posenc.arguments import number
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, Positions
@@ -130,7 +130,6 @@ class XPos(PairwiseRotary):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        check_choice("dtype", dtype, (torch.float32, torch.float64))
         return self._between(positions, positions, dtype)
 
     def _between(self, queries: Positions, keys: Positions, dtype: torch.dtype) -> Rotation:
