@@ -280,6 +280,7 @@ def test_a_word_and_its_part_of_the_picture_light_each_other(name: str, page: Wa
         ("turn", 2, (50, 0), r"turn\.query=1\d"),
         ("bias", 0, (0, 70), r"bias\.head=1"),
         ("table", 0, (60, 0), r"table\.position=2\d"),
+        ("longer", 1, (60, 0), r"longer\.tokens=1\d+"),
         ("clockwork", 1, (0, 40), r"clockwork\.k=\d+"),
     ],
 )

@@ -90,15 +90,9 @@ function show() {
     const present = view.figures.filter((figure) => figure.present?.({ data }) ?? true);
     const one = step && lesson.shown(steps, step, page);
     cards = one ? one.cards : (alone ? [alone] : present).map((figure) => new Card(figure, page));
-    const notes = unknown
-        ? [
-              element(
-                  "p",
-                  { class: "error", role: "alert" },
-                  `The address names no existing view, step or figure; there are ${[...VIEWS.map((one) => one.name), ...Object.keys(figures)].join(", ")}.`,
-              ),
-          ]
-        : [];
+    const known = [...VIEWS.map((one) => one.name), ...Object.keys(figures)].join(", ");
+    const said = `The address names no existing view, step or figure; there are ${known}.`;
+    const notes = unknown ? [element("p", { class: "error", role: "alert" }, said)] : [];
     const head = alone ? [] : [element("h2", {}, view.title), element("p", { class: "about" }, view.about)];
     main.replaceChildren(...notes, ...(one ? one.nodes : [...head, ...cards.map((card) => card.section)]));
     for (const card of cards) (card.figure.isLazy ? lazy : watcher).observe(card.section);

@@ -113,8 +113,9 @@ function clock(color, handle) {
     const sector = svg("path", { fill: color, "fill-opacity": 0.3, "data-part": "turn" });
     const [thin, thick] = [hand(1.5, "position"), hand(3.5, "k")];
     const tip = svg("circle", { r: 3.5, fill: color, "data-part": "k" });
+    const grip = svg("circle", { r: 10, fill: "transparent", "data-part": "k", ...handle });
     const rim = svg("circle", { r: R, fill: color, stroke: "var(--faint)" });
-    const made = svg("svg", { viewBox: "-26 -26 52 52", "aria-hidden": "true", ...handle }, rim, sector, thin, thick, tip);
+    const made = svg("svg", { viewBox: "-26 -26 52 52", "aria-hidden": "true" }, rim, sector, thin, thick, tip, grip);
     // The cosine goes to the right and the sine up; y runs down on the screen.
     const place = (vector, pair, r) => [r * vector[2 * pair + 1], -r * vector[2 * pair]];
     return {
@@ -132,9 +133,8 @@ function clock(color, handle) {
                 one.setAttribute("x2", x);
                 one.setAttribute("y2", y);
             });
-            const [x, y] = place(after, pair, R - 4);
-            tip.setAttribute("cx", x);
-            tip.setAttribute("cy", y);
+            const [cx, cy] = place(after, pair, R - 4);
+            for (const one of [tip, grip]) for (const [key, to] of [["cx", cx], ["cy", cy]]) one.setAttribute(key, to);
         },
     };
 }

@@ -1,6 +1,7 @@
 // Step 8: a text longer than those of training. What is new to ALiBi, to T5 and to RoPE.
 
 import { checkAngles, dials } from "posenc/angles.js";
+import { dragged } from "posenc/drag.js";
 import { element, row } from "posenc/elements.js";
 import { trained as models } from "posenc/figures/models.js";
 import { slopes } from "posenc/math/score/alibi.js";
@@ -12,7 +13,7 @@ import { every } from "posenc/records.js";
 import { svg } from "posenc/svg.js";
 
 export const [TRAINED, DIM, BASE] = [2048, 16, 10000]; // 8 pairs: few enough to see each
-const [MOST, STEP, HEADS, BUCKETS] = [8 * TRAINED, 128, 8, 32];
+const [LEAST, MOST, STEP, HEADS, BUCKETS] = [TRAINED / 2, 8 * TRAINED, 128, 8, 32];
 const PAIR = 6; // the one that the question asks for
 const SCHEMES = ["rope", "alibi", "t5"];
 
@@ -46,19 +47,22 @@ function measured(app) {
 
 /** ALiBi's bias and T5's bucket up to the distance `far`, on scales that do not move. Training is shaded, and what is
  * new past it has a colour of its own. */
-function curves(width, { far, bias, bucket }, palette) {
-    const room = width / 2;
+function curves(width, { far, bias, bucket }, app) {
+    const [room, { palette }] = [width / 2, app.theme()];
+    const steps = { now: () => (far + 1) / STEP, min: LEAST / STEP, max: MOST / STEP, set: (n) => app.set({ tokens: n * STEP }) };
     const one = (left, { title, at, y, yTicks, color }) => {
         const box = { left: left + 32, top: 18, width: room - 56, height: 72 };
-        const { parts, X, Y, path } = panel({ ...box, x: [0, MOST], y, title, xTicks: [TRAINED, MOST], yTicks });
+        const { parts, X, Y, at: valueAt, path } = panel({ ...box, x: [0, MOST], y, title, xTicks: [TRAINED, MOST], yTicks });
         const upTo = (distance) => Array.from({ length: 1 + Math.round(distance / STEP) }, (_, n) => at(n * STEP));
         const seen = { x: X(0), y: box.top, width: X(TRAINED) - X(0), height: box.height, fill: "var(--rule)" };
+        const handle = dragged({ ...steps, place: (x, y) => valueAt(x, y)[0] / STEP, jumps: true });
         return [
             svg("rect", seen),
             ...parts,
             path(upTo(far), { stroke: color, "stroke-width": 3 }, STEP),
             path(upTo(Math.min(far, TRAINED)), { stroke: palette[2], "stroke-width": 3 }, STEP),
             svg("circle", { cx: X(far), cy: Y(at(far)), r: 4.5, fill: far < TRAINED ? palette[2] : color }),
+            svg("rect", { ...seen, width: box.width, fill: "transparent", style: "touch-action: pan-y", ...handle }),
         ];
     };
     return [
@@ -87,7 +91,7 @@ export const figure = {
         "scheme between its first and its last token?",
     defaults: { tokens: 2 * TRAINED },
     another: { tokens: 8192 },
-    controls: [{ name: "tokens", label: "tokens of the text", kind: "range", min: 1024, max: MOST, step: STEP }],
+    controls: [{ name: "tokens", label: "tokens of the text", kind: "range", min: LEAST, max: MOST, step: STEP }],
     values({ tokens }) {
         const theta = frequencies(DIM, BASE);
         const far = tokens - 1;
@@ -118,7 +122,7 @@ export const figure = {
     mount(box, app) {
         const plots = drawing(box, (width, numbers) => ({
             height: 108,
-            parts: curves(width, numbers, app.theme().palette),
+            parts: curves(width, numbers, app),
             label: `ALiBi's bias and T5's bucket up to distance ${count(numbers.far)}`,
         }));
         const clocks = dials(box, app);

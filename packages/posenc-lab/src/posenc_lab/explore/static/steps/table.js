@@ -204,5 +204,5 @@ function handle(cells, below, { position }, app) {
     const place = { x: cells.left, y: cells.top, width: cells.width, height: below.top + below.height - cells.top };
     const drag = { now: () => position, min: 0, max: SHOWN - 1, place: (x, y) => at(x, y)[0], jumps: true };
     const set = (position) => app.set({ position });
-    return svg("rect", { ...place, fill: "transparent", ...dragged({ ...drag, set }) });
+    return svg("rect", { ...place, fill: "transparent", style: "touch-action: pan-y", ...dragged({ ...drag, set }) });
 }
