@@ -28,7 +28,7 @@ export function lightParts() {
     document.adoptedStyleSheets.push(sheet);
     let last = "";
     const light = (pointed) => {
-        const style = styleOf(pointed?.closest?.(ANY) ?? document.activeElement.closest(ANY));
+        const style = styleOf(pointed?.closest?.(ANY) ?? document.activeElement?.closest(ANY));
         if (style !== last) sheet.replaceSync((last = style));
     };
     addEventListener("pointerover", ({ target }) => light(target));
