@@ -73,13 +73,15 @@ OF_ALL_SCHEMES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as ``more`` what is tried on a scheme that is like another."""
+    """Marks as ``more`` what is tried on a scheme that is like another. Those that take longest begin first, so that no
+    process waits for another that has just begun one."""
     for item in items:
         if item.path.with_suffix("").as_posix().endswith(OF_ALL_SCHEMES) and isinstance(item, pytest.Function):
             callspec = getattr(item, "callspec", None)
             names = {str(getattr(x, "name", x)) for x in callspec.params.values()} if callspec else set()
             if names & SCHEME_VARIANTS:
                 item.add_marker("more")
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -67,6 +67,7 @@ def dead(page: Page, site: Path, pages: dict[Path, Page]) -> Iterable[str]:
             yield link
 
 
+@pytest.mark.slow
 @pytest.mark.more
 def test_the_site(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """One build, and all that is asked of it."""

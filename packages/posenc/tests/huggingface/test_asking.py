@@ -21,6 +21,10 @@ from tests.huggingface.tiny_models import config_of, disagreements
 TWO = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
 LFM3 = HEADS | {"layer_types": ["conv", "full_attention", "sliding_attention", "full_attention"], "sliding_window": 5}
 LATENTS = LATENT | {"q_lora_rank": 8, "num_key_value_heads": 3}
+SMALL = {"hidden_size": 24, "intermediate_size": 24, "num_attention_heads": 2}
+IMAGES = SMALL | {"num_hidden_layers": 2, "image_size": 28, "crop_size": 28}
+SOUND = SMALL | {"num_blocks": 2, "nemo_conv_channels": 24}
+SOUND |= {"ext_pw_out_channel": 24, "depthwise_separable_out_channel": 24}
 NEW: dict[str, tuple[dict[str, Any], str]] = {
     "apertus1p5_text": (PLAIN, "RoPE, base 30000, all 12 channels, half layout"),
     "beam": (TWO | HEADS, "layers 1, 3: QueryScale('beam', length=2048, strength=0.1), whole text"),
@@ -38,7 +42,10 @@ NEW: dict[str, tuple[dict[str, Any], str]] = {
     "lfm3": (LFM3 | SHARED, "half layout, Proportional(share=0.5), whole text"),
     "minicpm3": (LATENTS, "channels 5..16 of 17, half layout"),
     "nanochat": (PLAIN, "Frequencies(theta=[-1.0, "),
-    "phi4_multimodal": (PLAIN | {"original_max_position_embeddings": 64}, "RoPE, base 30000, all 12 channels"),
+    "phi4_multimodal": (
+        PLAIN | {"original_max_position_embeddings": 64, "vision_config": IMAGES, "audio_config": SOUND},
+        "RoPE, base 30000, all 12 channels",
+    ),
     "phimoe": (PLAIN | SHARED, "RoPE, base 30000, all 12 channels"),
     "sarvam_mla": (LATENTS | SHARED, "channels 5..16 of 17, interleaved layout"),
 }
@@ -115,11 +122,7 @@ def test_encoders_and_decoders_are_asked(
     assert all(words in said for words in expected), said
 
 
-SLOW = {"phi4_multimodal"}  # half a minute: a model of text, images and sound
-NAMES = [pytest.param(name, marks=[pytest.mark.more] if name in SLOW else []) for name in NEW]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NEW)
 def test_a_family_that_is_not_in_the_table_is_asked(name: str) -> None:
     given, words = NEW[name]
     config = CONFIG_MAPPING[name](**SIZES | given)

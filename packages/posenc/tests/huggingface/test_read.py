@@ -71,9 +71,9 @@ def test_the_picture_has_every_channel_and_says_what_layers_do(
 def test_a_picture_is_an_svg_of_bounded_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["read", "llama", "--picture", "picture.png"]) == 1
     assert "--picture must end with .svg, which browsers show, got 'picture.png'" in capsys.readouterr().err
-    config_of("llama", head_dim=2**16).save_pretrained(tmp_path)
+    config_of("llama", head_dim=2**16, num_hidden_layers=1, num_attention_heads=1).save_pretrained(tmp_path)
     assert main(["read", str(tmp_path), "--picture", str(tmp_path / "picture.svg")]) == 1
-    words = "a picture must have at most 65536 layers and channels, and llama has 65540"
+    words = "a picture must have at most 65536 layers and channels, and llama has 65537"
     assert words in capsys.readouterr().err
 
 

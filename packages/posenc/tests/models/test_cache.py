@@ -352,12 +352,13 @@ COMPILED: dict[str, Callable[[], Scheme | Schedule]] = {
 }
 
 
-ONE_OF_ALL = "offset keys in a window"  # keys of others, raw keys and windows; the others take half a minute
+# Eight seconds each: keys of others, raw keys and windows, and layers that are not alike.
+IN_CHECK = {"offset keys in a window", "schedule"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == ONE_OF_ALL else [pytest.mark.more]) for name in COMPILED]
+    "name", [pytest.param(x, marks=pytest.mark.more if x in IN_CHECK else pytest.mark.survey) for x in COMPILED]
 )
 @torch.no_grad()
 def test_decoding_compiles_whole_graphs_and_none_after_the_second_step(name: str) -> None:

@@ -63,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from posenc.huggingface.config import scheme_from_config
 
+    if arguments.picture is not None and arguments.picture.suffix.lower() != ".svg":
+        raise ValueError(f"--picture must end with .svg, which browsers show, got {arguments.picture.name!r}")
     given: Any = arguments.model
     if not Path(given).exists():
         if given not in CONFIG_MAPPING:
@@ -71,8 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
         given = {"model_type": given}
     said = scheme_from_config(given, arguments.part)
     if arguments.picture is not None:
-        if arguments.picture.suffix.lower() != ".svg":
-            raise ValueError(f"--picture must end with .svg, which browsers show, got {arguments.picture.name!r}")
         from posenc.command.picture import picture
 
         shown = [each for each in groups(said) if not is_indexer(each[2][1])]
