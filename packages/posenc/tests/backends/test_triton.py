@@ -184,11 +184,11 @@ def test_every_place_in_every_way(
     check_as_exact_as_the_reference(case(name, place, TOKENS, way, heads=heads, kv_heads=kv_heads), on)
 
 
-@pytest.mark.parametrize("block", [16, 32, 64])
-def test_blocks_of_every_size(block: int, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And heads of which four share keys."""
+@pytest.mark.parametrize(("block", "kv_heads"), [(16, 2), (32, 2), (64, 1)])
+def test_blocks_of_every_size(block: int, kv_heads: int, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And heads of which two or four share keys."""
     monkeypatch.setattr(operator, "sizes_of", lambda *_: (operator.Blocks(block, block, block, 4, 1),))
-    check_as_exact_as_the_reference(case("shaw per head", "packed", TOKENS, "both", heads=12, kv_heads=3), on)
+    check_as_exact_as_the_reference(case("shaw per head", "packed", TOKENS, "both", heads=4, kv_heads=kv_heads), on)
 
 
 WIDTHS = [  # scheme, tokens, heads, heads of the keys, head_dim, value_dim: blocks are of 64 tokens, or of 32
