@@ -18,8 +18,6 @@ from tests.oracles import (
     relative_2d,
     shaw,
     sinusoidal,
-    t5,
-    yarn,
 )
 from tests.rows import in_one_test
 
@@ -77,61 +75,7 @@ def test_attention_of_two_keys_by_hand() -> None:
     torch.testing.assert_close(output, torch.tensor([[[[106.0, 3.5]]]], dtype=DOUBLE))
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(5, 5), (12, 4), (6, 1)])
-def test_attention_is_pytorchs(num_heads: int, num_kv_heads: int) -> None:
-    q, k, v = normal(2, num_heads, 5, 3), normal(2, num_kv_heads, 7, 3, seed=1), normal(2, num_kv_heads, 7, 2, seed=2)
-    mask = normal(2, 5, 7, seed=3) > -0.5
-    mask[:, :, 0] = True
-    output, lse, logits = attention.attend(q, k, v, visible=lambda b, i, j: bool(mask[b, i, j]), scale=0.3)
-    group = num_heads // num_kv_heads
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None], scale=0.3)
-    torch.testing.assert_close(output, expected)
-    torch.testing.assert_close(logits, 0.3 * q @ k.mT)
-    torch.testing.assert_close(lse, (0.3 * q @ k.mT).masked_fill(~mask[:, None], -math.inf).logsumexp(-1))
-
-
-def test_a_query_that_sees_nothing_gives_zeros() -> None:
-    q, k, v = normal(2, 3, 4, 6), normal(2, 3, 5, 6, seed=1), normal(2, 3, 5, 2, seed=2)
-    output, lse, logits = attention.attend(
-        q, k, v, visible=lambda b, i, j: i != 1, value_term=lambda b, h, i, j: [1.0, 1.0]
-    )
-    assert (output[:, :, 1] == 0).all()
-    assert (lse[:, :, 1] == -math.inf).all()
-    assert logits.isfinite().all()
-    assert output.isfinite().all()
-    assert (output[:, :, [0, 2, 3]] != 0).all()
-
-
-def test_visibility_is_read_off_order_and_document() -> None:
-    order, document = [[1, 0, 0, 2, 7]], [[4, 4, 5, 4, -1]]  # unsorted, two documents, one padding token
-
-    def seen(causal: bool) -> list[list[int]]:
-        visible = attention.visible_from(order, order, document, document, causal)
-        return [[j for j in range(5) if visible(0, i, j)] for i in range(5)]
-
-    assert seen(causal=True) == [[0, 1], [1], [2], [0, 1, 3], []]
-    assert seen(causal=False) == [[0, 1, 3], [0, 1, 3], [2], [0, 1, 3], []]
-    last = attention.visible_from([[2]], [[0, 1, 2, 3]], [[0]], [[0, 0, 0, 0]], causal=True)  # a cached decode step
-    assert [last(0, 0, j) for j in range(4)] == [True, True, True, False]
-
-
 # --- added to the input ---------------------------------------------------------------------------------------------
-
-
-def test_sinusoidal_table_as_printed() -> None:
-    printed = [
-        [0.0000e00, 1.0000e00, 0.0000e00, 1.0000e00, 0.0000e00, 1.0000e00, 0.0000e00, 1.0000e00],
-        [8.4147e-01, 5.4030e-01, 9.9833e-02, 9.9500e-01, 9.9998e-03, 9.9995e-01, 1.0000e-03, 1.0000e00],
-        [9.0930e-01, -4.1615e-01, 1.9867e-01, 9.8007e-01, 1.9999e-02, 9.9980e-01, 2.0000e-03, 1.0000e00],
-        [1.4112e-01, -9.8999e-01, 2.9552e-01, 9.5534e-01, 2.9995e-02, 9.9955e-01, 3.0000e-03, 1.0000e00],
-    ]
-    table = sinusoidal.table([0, 1, 2, 3], dim=8)
-    for row, expected in zip(table, printed, strict=True):
-        for x, digits in zip(row, expected, strict=True):  # half of the last digit printed, from an fp32 computation
-            unit = 10.0 ** (math.floor(math.log10(abs(digits))) - 4) if digits else 0.0
-            assert abs(x - digits) <= 0.5 * unit + 2.0**-23 * abs(x)
-        assert norm(row) == pytest.approx(2.0, rel=1e-15)
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
@@ -184,30 +128,7 @@ def test_exponential_decay_by_hand() -> None:
 # --- rotations ------------------------------------------------------------------------------------------------------
 
 
-def test_yarn_ranges_and_magnitude() -> None:
-    assert yarn.correction_range(128, 10_000.0, 4096) == (20, 46)
-    assert yarn.correction_range(128, 10_000.0, 2048) == (16, 41)
-    assert yarn.correction_range(8, 10_000.0, 64) == (0, 2)  # dim(32) is below 0: held at 0
-    assert round(yarn.magnitude(8.0), 4) == 1.2079
-    assert round(yarn.magnitude(8.0) ** 2, 3) == 1.459
-    assert yarn.magnitude(1.0) == 1.0
-
-
 # --- in the scores and the values -----------------------------------------------------------------------------------
-
-
-def test_alibi_slopes() -> None:
-    def exponents(num_heads: int) -> list[float]:
-        return [-math.log2(m) for m in alibi.slopes(num_heads)]
-
-    assert alibi.slopes(8) == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
-    assert exponents(16) == pytest.approx([h / 2 for h in range(1, 17)])  # 2^-h holds for 8 heads only
-    assert exponents(12) == pytest.approx([1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5])
-    assert exponents(6) == pytest.approx([2, 4, 6, 8, 1, 3])
-    assert exponents(1) == [8]
-    assert exponents(5) == pytest.approx([2, 4, 6, 8, 1])
-    assert exponents(3) == pytest.approx([4, 8, 2])
-    assert [len(alibi.slopes(n)) for n in range(1, 65)] == list(range(1, 65))
 
 
 def test_alibi_directed_by_hand() -> None:
@@ -240,16 +161,6 @@ def test_shaw_by_hand() -> None:
     term = shaw.value_term([[100.0], [10.0], [1.0]], [[5]], [[1, 5, 6]])
     output, _, _ = attention.attend(zeros, [[[[0.0]] * 3] * 2], values, value_term=term)
     torch.testing.assert_close(output, torch.tensor([[[[43.0]], [[37.0]]]], dtype=DOUBLE))
-
-
-def test_t5_buckets_as_published() -> None:
-    def buckets(distances: list[int], bidirectional: bool) -> list[int]:
-        return [t5.bucket(n, 32, 128, bidirectional=bidirectional) for n in distances]
-
-    assert buckets([15, 16, 20, 32, 64, 127], False) == [15, 16, 17, 21, 26, 31]
-    assert buckets([0, -1, -500, 128, 10**12], False) == [0, 0, 0, 31, 31]
-    assert buckets([0, 7, 8, 16, 64, 128, 10**12], True) == [0, 7, 8, 10, 14, 15, 15]
-    assert buckets([-1, -8, -128, -(10**12)], True) == [17, 24, 31, 31]
 
 
 def test_distance_aware_function() -> None:

@@ -55,28 +55,6 @@ def stopping_after(last: int) -> Callable[[int, float], bool]:
     return lambda step, bits: step == last
 
 
-def test_a_training_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    config = small_config(write_text(tmp_path / "text"), steps=13)
-    text = data.load(config.text).train.draw
-
-    model = build_model(config, "learned", 0)
-    whole = train(model, text, config, 0, tmp_path / "whole.safetensors")
-
-    for stop in (3, 4, 13):
-        again = build_model(config, "learned", 0)
-        try:
-            train(again, text, config, 0, tmp_path / "part.safetensors", tick=stopping_after(stop))
-        except KeyboardInterrupt:
-            assert stop < 13
-    again = build_model(config, "learned", 0)
-    resumed = train(again, text, config, 0, tmp_path / "part.safetensors")
-
-    assert resumed.curve == whole.curve
-    for name, value in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["part.safetensors", "text", "whole.safetensors"]
-
-
 def test_a_crash_costs_no_more_than_what_came_after_the_last_checkpoint(tmp_path: Path) -> None:
     config = small_config(write_text(tmp_path / "text"), steps=9)
     text = data.load(config.text).train.draw

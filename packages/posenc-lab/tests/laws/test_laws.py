@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from posenc import ALiBi, DistanceAware, RoPE, Scheme, Shaw, Sinusoidal
+from posenc import ALiBi, RoPE, Scheme, Shaw, Sinusoidal
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law, Shape
 from posenc_lab.laws.laws import (
@@ -190,17 +190,6 @@ def test_alibi_is_relative_and_monotone_and_directed_but_for_one_form(
 
 
 # --- DA-Transformer -------------------------------------------------------------------------------------------------
-
-
-def distance_aware(w: float, v: float) -> Callable[[Shape], Scheme]:
-    def build(shape: Shape) -> Scheme:
-        scheme = DistanceAware(shape.num_heads)
-        with torch.no_grad():
-            scheme.w.fill_(w)
-            scheme.v.fill_(v)
-        return scheme
-
-    return build
 
 
 # --- windows and tables ---------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ NO_POSITIONS: tuple[tuple[Any, str], ...] = (
 
 # -- schemes -----------------------------------------------------------------------------------------------------------
 
-SIX = {"num_heads": 6}
+
 NORMS_FEATURE = {"query_norm": 1.0, "key_norm": 1.0, "scale": 0.5}
 
 # Arguments that are wrong without another, or may be any number of their type.

@@ -186,21 +186,6 @@ def test_rotated_values_are_deepseek_v4s() -> None:
 # --- PoPE -----------------------------------------------------------------------------------------------------------
 
 
-def test_pope_is_x_transformers() -> None:
-    theirs = pytest.importorskip("x_transformers.x_transformers")
-    polar, scheme = theirs.PolarEmbedding(HEAD_DIM, HEADS), PoPE(HEAD_DIM, HEADS)
-    with torch.no_grad():
-        polar.learned_bias.copy_(3 * drawn(HEADS, 1, HEAD_DIM) - 3)  # some past either bound
-        scheme.delta.copy_(polar.learned_bias[:, 0])
-    query, key = (drawn(ROWS, HEADS, TOKENS, HEAD_DIM, seed=n) for n in (1, 2))
-    angle, bias = polar(torch.arange(TOKENS))
-    pair = theirs.apply_polar_pos_emb(query, angle), theirs.apply_polar_pos_emb(key, angle + bias)
-    expected = pair[0] @ pair[1].mT / HEAD_DIM**0.5
-    found = posenc.logits(query, key, scheme)
-    # A score is a sum of 16 products of two lengths below 5, of angles below 14 rounded to single precision.
-    torch.testing.assert_close(found, expected, rtol=0.0, atol=16 * 25 / 4 * 14 * 2 * 2**-24)
-
-
 def test_pope_widens_and_says_of_which_width_it_is() -> None:
     encoding = PoPE(6, 4)(Positions.arange(5))
     assert encoding.rotate_query(torch.zeros(2, 4, 5, 6, dtype=torch.bfloat16)).shape == (2, 4, 5, 12)
@@ -247,25 +232,6 @@ def check_xpos_far(dtype: torch.dtype, scale_base: float = 512.0) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_xpos_holds_at_a_million(dtype: torch.dtype) -> None:
     check_xpos_far(dtype)
-
-
-def check_xpos_as_x_transformers_has_it() -> None:
-    theirs = pytest.importorskip("x_transformers.x_transformers")
-    rotary = theirs.RotaryEmbedding(HEAD_DIM, use_xpos=True, scale_base=32)
-    query, key = (drawn(ROWS, HEADS, TOKENS, HEAD_DIM, seed=n) for n in (1, 2))
-    angle, length = rotary(torch.arange(TOKENS))
-    pair = (
-        theirs.apply_rotary_pos_emb(query, angle, length),
-        theirs.apply_rotary_pos_emb(key, angle, length**-1),
-    )
-    expected = pair[0] @ pair[1].mT / HEAD_DIM**0.5
-    # A score is a sum of 16 products of numbers below 4, by angles below 7 and factors below 2 rounded to float32.
-    atol = 16 * 16 * 2 / 4 * 7 * 2 * 2**-24
-    torch.testing.assert_close(posenc.logits(query, key, XPos(HEAD_DIM, scale_base=32)), expected, rtol=0.0, atol=atol)
-
-
-def test_xpos_is_x_transformers() -> None:
-    check_xpos_as_x_transformers_has_it()
 
 
 def test_padding_moves_no_origin() -> None:

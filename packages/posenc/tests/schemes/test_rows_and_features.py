@@ -11,7 +11,6 @@ from torch import Tensor
 from posenc import (
     ALiBi,
     Context,
-    CoPE,
     FoX,
     Inkling,
     Positions,
@@ -38,20 +37,6 @@ def drawn(*size: int) -> Tensor:
 
 
 # --- against packages ------------------------------------------------------------------------------------------------
-
-
-def test_cope_is_that_of_x_transformers() -> None:
-    x_transformers = pytest.importorskip("x_transformers.x_transformers")
-    theirs, ours = x_transformers.CoPE(HEAD_DIM, HEADS, 4).double(), CoPE(HEAD_DIM, 4, scaled=False).double()
-    torch.nn.init.normal_(theirs.pos_emb)
-    with torch.no_grad():
-        ours.e.copy_(theirs.pos_emb)
-    query, key = drawn(2, 2, HEADS, TOKENS, HEAD_DIM)
-    plain = (query @ key.mT * HEAD_DIM**-0.5).masked_fill(~torch.ones(TOKENS, TOKENS).tril().bool(), -1e300)
-    expected = plain + theirs(query, plain)
-    found = logits(query, key, ours, is_causal=True)
-    seen = plain > -1e299
-    torch.testing.assert_close(found[seen], expected[seen], **CLOSE)
 
 
 def test_query_scales_are_those_of_transformers() -> None:
