@@ -270,10 +270,7 @@ def test_a_command_of_a_package_that_is_not_installed_names_it(
     )
 
 
-@pytest.mark.parametrize(
-    ("package", "needed"),
-    [("uvicorn", "posenc-lab[explore]"), ("torch", "posenc")],
-)
+@pytest.mark.parametrize(("package", "needed"), [("uvicorn", "posenc-lab[explore]"), ("torch", "posenc")])
 def test_what_is_not_installed_is_told_with_what_brings_it(
     package: str, needed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

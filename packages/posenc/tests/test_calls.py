@@ -55,10 +55,7 @@ def qkv(tokens: int = TOKENS, heads: int = HEADS, **how: Any) -> list[Tensor]:
 
 
 FOREIGN: list[tuple[Any, str]] = [
-    (
-        lambda: attention(*qkv(), None, None, 0.0, True),
-        r"attention takes .*, got 3 too many: PyTorch's attention\(",
-    ),
+    (lambda: attention(*qkv(), None, None, 0.0, True), r"attention takes .*, got 3 too many: PyTorch's attention\("),
     (
         lambda: posenc.explain(*qkv(), None, None, 0.0),
         r"explain takes .* is attention\(q, k, v, attn_mask=mask, dropout_p",
@@ -466,11 +463,7 @@ def test_an_encoding_is_a_tree_of_the_tensors_it_holds() -> None:
     encoding = scheme(TEXT).with_features({"gate": torch.randn(2, HEADS, TOKENS).bfloat16()})
     leaves = pytree.tree_leaves(encoding)
     assert all(isinstance(leaf, Tensor) for leaf in leaves)
-    assert {tuple(leaf.shape) for leaf in leaves} >= {
-        (1, TOKENS, 12),
-        (1, 1, TOKENS, WIDTH // 2),
-        (2, HEADS, TOKENS),
-    }
+    assert {tuple(leaf.shape) for leaf in leaves} >= {(1, TOKENS, 12), (1, 1, TOKENS, WIDTH // 2), (2, HEADS, TOKENS)}
     detached = pytree.tree_map(Tensor.detach, encoding)
     assert encoding.tables[0].requires_grad
     assert not detached.tables[0].requires_grad

@@ -30,13 +30,7 @@ def where_untraced(source: str) -> list[str]:
     return [f"{node.lineno}: {ast.unparse(node)}" for node in ast.walk(ast.parse(source)) if untraced(node)]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "@dataclass(frozen=True)\nclass A:\n    b: B = B()",
-        "torch.sym_min(a, b)",
-    ],
-)
+@pytest.mark.parametrize("source", ["@dataclass(frozen=True)\nclass A:\n    b: B = B()", "torch.sym_min(a, b)"])
 def test_it_is_found_where_it_is(source: str) -> None:
     assert len(where_untraced(source)) == 1
 

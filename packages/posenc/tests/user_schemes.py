@@ -82,10 +82,7 @@ def disentangled(head_dim: int, heads: int, k: int = 5, tail: Any = "constant") 
 
     def make(of_keys: Tensor, of_queries: Tensor) -> tuple[ScoreTerm, ...]:
         distance = Distance("Disentangled", integral=True, tail=tail, past=k, reach=reach)
-        return (
-            RelativeDot(_clipped(of_keys, k), distance),
-            RelativeDot(_clipped(of_queries, k), distance, side="key"),
-        )
+        return (RelativeDot(_clipped(of_keys, k), distance), RelativeDot(_clipped(of_queries, k), distance, side="key"))
 
     return TermScheme(make, of_keys=weight(heads, 2 * k + 1, head_dim), of_queries=weight(1, 2 * k + 1, head_dim))
 
@@ -147,12 +144,7 @@ def capping(heads: int, k: int = 6) -> Scheme:
         distance = Distance("Capping", integral=True, tail="constant", past=k)
         return (
             Bias(_clipped(bias, k), distance),
-            Function(
-                capped_at,
-                lambda r: (_clipped(c.exp(), k)(r),),
-                distance,
-                formula="cap",
-            ),
+            Function(capped_at, lambda r: (_clipped(c.exp(), k)(r),), distance, formula="cap"),
         )
 
     return TermScheme(make, c=weight(heads, 2 * k + 1), bias=weight(heads, 2 * k + 1))

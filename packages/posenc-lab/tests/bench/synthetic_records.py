@@ -4,13 +4,7 @@ from typing import Any
 
 PHASES = ("forward", "training")
 ABOUT: dict[str, Any] = {
-    "settings": {
-        "heads": 8,
-        "head_dim": 64,
-        "dtype": "float32",
-        "rounds": 5,
-        "budget": 30.0,
-    },
+    "settings": {"heads": 8, "head_dim": 64, "dtype": "float32", "rounds": 5, "budget": 30.0},
     "versions": {"torch": "2.13.0", "transformers": "not installed"},
     "kernel": {"kernel, float": "v4, by a compiler", "kernel, bfloat16": "none: nobody built it"},
     "machine": {"processor": "a made-up one", "memory_bytes": 8 * 2**30, "cores": 2, "threads": 2},

@@ -51,19 +51,9 @@ def test_what_computes_the_same_takes_part(name: str, scheme: str, training: boo
 @pytest.mark.parametrize(
     ("name", "scheme", "training", "message"),
     [
-        (
-            "alibi",
-            "nope",
-            False,
-            r"mine is not causal attention with nope: its output is off by 0\.\d+ of the",
-        ),
+        ("alibi", "nope", False, r"mine is not causal attention with nope: its output is off by 0\.\d+ of the"),
         ("plain", "alibi", True, "with alibi: its output is off by "),
-        (
-            "without_mask",
-            "nope",
-            False,
-            r"and 0\.0001 is allowed; most at \[0, \d, \d+, \d\], -?\d\.\d+ instead of",
-        ),
+        ("without_mask", "nope", False, r"and 0\.0001 is allowed; most at \[0, \d, \d+, \d\], -?\d\.\d+ instead of"),
         ("without_gradient", "nope", True, r"its gradient of key is off by 1 of the .*, -?0 instead of -?\d"),
         ("not_a_number", "nope", False, r"is off by inf of .* most at \[0, 0, 5, 0\], nan instead of"),
         ("in_place", "nope", False, "it changes its query in place, on which the others are timed too"),

@@ -43,10 +43,7 @@ def without(name: str) -> dict[str, Any]:
         ({**FOUND, "p": 0.1}, "must have status, mean, low, high, verdict, seeds, agrees alone, got p"),
         ({**FOUND, "low": -0.1}, "mean must be from low to high, got -0.12 of -0.1 to -0.09"),
         ({**FOUND, "seeds": 2}, "seeds must be a whole number of at least 3, got 2"),
-        (
-            {**FOUND, "verdict": "less"},
-            "verdict must be 'lower', 'higher', 'tied' or 'undecided', got 'less'",
-        ),
+        ({**FOUND, "verdict": "less"}, "verdict must be 'lower', 'higher', 'tied' or 'undecided', got 'less'"),
         ({**FOUND, "high": 0.1}, "verdict must be of an interval without zero, got 'lower' of -0.15 to 0.1"),
         (
             {**FOUND, "verdict": "higher", "agrees": "yes"},

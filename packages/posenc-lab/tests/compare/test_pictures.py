@@ -5,13 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from posenc_lab.compare.pictures import (
-    FIGURES,
-    differences,
-    final_tokens,
-    sliding,
-    windows,
-)
+from posenc_lab.compare.pictures import FIGURES, differences, final_tokens, sliding, windows
 from posenc_lab.compare.summary import Summary
 from tests.compare import synthetic_records
 from tests.compare.test_summary import bits

@@ -70,10 +70,7 @@ def test_every_trial_is_shown_and_the_best_of_a_scheme_is_marked() -> None:
     ]
     assert re.findall(
         r'class="number best">([^<]*)<', report.html(records, {}).partition("How they were tuned")[2]
-    ) == [
-        "2.700",
-        "2.400",
-    ]
+    ) == ["2.700", "2.400"]
     assert Summary(records).missing() == []
     assert "How they were tuned" not in parsed(tuned()).text
 

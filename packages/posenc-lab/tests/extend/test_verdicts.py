@@ -5,13 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from posenc_lab.extend.summary import (
-    MIN_PIECES,
-    TOO_FEW,
-    Gain,
-    gain_of,
-    interval_of,
-)
+from posenc_lab.extend.summary import MIN_PIECES, TOO_FEW, Gain, gain_of, interval_of
 
 
 def some(mean: float, deviation: float, count: int) -> list[float]:

@@ -5,18 +5,7 @@ from pathlib import Path
 
 from posenc_lab.kit import page
 from posenc_lab.kit.page import joined, strong
-from posenc_lab.kit.report import (
-    Cell,
-    Column,
-    Figures,
-    Items,
-    Paragraph,
-    Report,
-    Section,
-    Table,
-    Warn,
-    as_markdown,
-)
+from posenc_lab.kit.report import Cell, Column, Figures, Items, Paragraph, Report, Section, Table, Warn, as_markdown
 from tests.kit.pages import Page
 
 HOSTILE = '<b>"&'

@@ -30,8 +30,4 @@ def test_a_law_notices(broken: Lawless, record_property: Callable[[str, object],
 
 def test_most_laws_are_broken_by_some_copy() -> None:
     """What no copy breaks is either the counterpart of one that is (orthogonal) or cannot be missed."""
-    assert LAWS.keys() - {broken.law for broken in LAWLESS} == {
-        "orthogonal",
-        "extensible",
-        "parameter_free",
-    }
+    assert LAWS.keys() - {broken.law for broken in LAWLESS} == {"orthogonal", "extensible", "parameter_free"}

@@ -255,10 +255,7 @@ def messages(_: None) -> list[tuple[str, str]]:
         (not_divided, "call posenc.distributed.attention, or pass scheme(positions) for tokens that are not divided"),
         (of_others, "positions must be those of this process's tokens, sharding.positions"),
         (with_cache, "cache must be a ShardedCache while a text is divided among processes, got a KVCache"),
-        (
-            with_cache_of_others,
-            "cache must be of the processes of the sharding, got process 0 of 1 and",
-        ),
+        (with_cache_of_others, "cache must be of the processes of the sharding, got process 0 of 1 and"),
         (continued, "method must be 'gather', and attn_mask None, where tokens come after those of a cache"),
         (generated, "got 1: run generated tokens, which all processes are given, outside of sharded"),
         (before, "positions begin at or before the last token of the cache: continue it with cache.positions"),

@@ -16,11 +16,7 @@ ROOT = Path(__file__).resolve().parents[4]
 def printed(processes: int, name: str, *options: str) -> list[str]:
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     ran = subprocess.run(
-        [*program, str(ROOT / "examples" / name), *options],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
+        [*program, str(ROOT / "examples" / name), *options], capture_output=True, text=True, timeout=240, check=False
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout.splitlines()

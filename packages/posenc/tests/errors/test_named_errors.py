@@ -187,9 +187,7 @@ def of_types(entry: Entry) -> list[Row]:
 
 # Those of a scheme may stand with its mutants, too, as `REFUSED`.
 SCHEMES: dict[str, list[Row]] = {
-    "ALiBi": [
-        Row(lambda: ALiBi(5, "directed"), "num_heads must be even …, got 5"),
-    ],
+    "ALiBi": [Row(lambda: ALiBi(5, "directed"), "num_heads must be even …, got 5")],
     "DistanceAware.factor": [
         Row(lambda: AWARE.factor([1.0]), "distance must be a floating tensor, got [1.0]"),
         Row(lambda: AWARE.factor(LINE.coords), "distance must be a floating tensor, got torch.int64 (1, 5)"),
@@ -250,9 +248,7 @@ SCHEMES: dict[str, list[Row]] = {
         ),
         *(Row(partial(RoPE, 8, 100.0, scaling=given), message) for given, message in GIVEN),
     ],
-    "Shaw": [
-        Row(lambda: Shaw(4, 3, keys=False, values=False), "keys or values must be True, got False for both"),
-    ],
+    "Shaw": [Row(lambda: Shaw(4, 3, keys=False, values=False), "keys or values must be True, got False for both")],
     "Sinusoidal": [
         Row(lambda: Sinusoidal(7), "dim must be positive and even …, got 7"),
         Row(lambda: Sinusoidal(6, axes=2), "dim must be positive and even on each of 2 axes …, got 6"),
@@ -267,9 +263,7 @@ SCHEMES: dict[str, list[Row]] = {
         Row(lambda: T5(6, 7, bidirectional=True), "num_buckets must be even and at least 4 if bidirectional, got 7"),
         Row(lambda: T5(6, max_distance=16), "max_distance must be above 16, …, got 16"),
     ],
-    "TransformerXL": [
-        Row(lambda: TransformerXL(1, 7), "dim must be positive and even …, got 7"),
-    ],
+    "TransformerXL": [Row(lambda: TransformerXL(1, 7), "dim must be positive and even …, got 7")],
     "TransformerXL.terms": [
         Row(lambda: RELATIVE.terms(Q), "block must be a Block, got torch.float32 (2, 6, 5, 4)"),
         Row(
@@ -561,7 +555,7 @@ BOTH_WAYS: list[tuple[dict[str, Any], str]] = [
     ({"encoding": NoPE() + ALiBi(6)}, f"ALiBi {BEHIND} form='bidirectional' or form='directed'"),
 ]
 UNOPENED: list[tuple[dict[str, Any], str]] = [
-    ({"encoding": Learned(9, 24)(LINE, Positions.arange(7))}, "the encoding adds to the input, and was not added: …"),
+    ({"encoding": Learned(9, 24)(LINE, Positions.arange(7))}, "the encoding adds to the input, and was not added: …")
 ]
 
 
@@ -933,7 +927,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         ),
     ],
     "Encoding.check_added": [
-        Row(lambda: Sinusoidal(6)(LINE).check_added(), "the encoding adds to the input, and was not added: …"),
+        Row(lambda: Sinusoidal(6)(LINE).check_added(), "the encoding adds to the input, and was not added: …")
     ],
     "Encoding.check_token_doors": [
         Row(lambda: Sinusoidal(6)(LINE).check_token_doors(Q, K), "the encoding adds to the input, and was not …"),
@@ -1082,7 +1076,7 @@ MODELS: dict[str, list[Row]] = {
         Row(
             lambda: ForwardPass(FoX(6), LINE).features({}),
             "the scheme needs the feature 'forgotten': project …, got []",
-        ),
+        )
     ],
     "models.ForwardPass.attention": [
         Row(lambda: PASS.attention(Q, Q[:, :3], Q[:, :3], 2), "layer must be a whole number within 0..1, got 2"),

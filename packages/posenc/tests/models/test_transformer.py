@@ -273,8 +273,7 @@ def test_bfloat16_loses_no_more_than_the_trunk_does(name: str, run: tuple[type[M
 @pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "way", "place"),
-    [("learned+segment", "per layer", "packed and padded"), ("shaw", "input", "left padded")],
+    ("name", "way", "place"), [("learned+segment", "per layer", "packed and padded"), ("shaw", "input", "left padded")]
 )
 def test_compiled_in_one_graph(name: str, way: str, place: str) -> None:
     """Forward and backward. With aot_eager: whether the graphs can be taken is posenc's matter, what a compiler makes

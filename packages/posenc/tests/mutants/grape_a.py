@@ -33,6 +33,6 @@ REFUSED = {
                 f"GRAPEA was made for 4 heads of head_dim 8, got queries of {heads} heads and head_dim {width}",
             )
             for heads, width in ((8, 8), (4, 6))
-        ),
+        )
     ]
 }

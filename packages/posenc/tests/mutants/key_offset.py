@@ -36,9 +36,6 @@ REFUSED = {
             lambda: OF_THREE.rotate_key(torch.zeros(1, 2, 4, 8)),
             "KeyOffset was made for (batch, heads, tokens) (1, 1, 3), got (1, 2, 4, 8)",
         ),
-        Row(
-            lambda: OF_THREE.rotate_key(torch.zeros(1, 2, 3, 6)),
-            "KeyOffset was made for head_dim 8, got keys of 6",
-        ),
-    ],
+        Row(lambda: OF_THREE.rotate_key(torch.zeros(1, 2, 3, 6)), "KeyOffset was made for head_dim 8, got keys of 6"),
+    ]
 }

@@ -18,6 +18,6 @@ REFUSED = {
         Row(
             lambda: PoPE(8)(Positions.grid(2, 2)),
             "PoPE takes one coordinate per token, got positions of 2 axes: build it with axes=2",
-        ),
+        )
     ]
 }

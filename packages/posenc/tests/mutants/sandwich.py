@@ -17,7 +17,5 @@ MUTANTS = (
 
 
 REFUSED: dict[str, list[Row]] = {
-    "Sandwich": [
-        Row(lambda: Sandwich(6, dim=7), "dim must be positive and even …, got 7"),
-    ]
+    "Sandwich": [Row(lambda: Sandwich(6, dim=7), "dim must be positive and even …, got 7")]
 }

@@ -17,10 +17,7 @@ from .case import HEAD_DIM, Case, rows
 
 
 def score(
-    query: Tensor | Heads,
-    table: Tensor | Matrix,
-    key_positions: Sequence[Sequence[int]],
-    scale: float | None = None,
+    query: Tensor | Heads, table: Tensor | Matrix, key_positions: Sequence[Sequence[int]], scale: float | None = None
 ) -> Score:
     """s_ij + scale * q_i . R[p_j]; scale is 1/sqrt(d) unless given."""
     q, r = heads(query), matrix(table)

@@ -113,7 +113,4 @@ def _case(cameras: Tensor, intrinsics: Tensor | None = None) -> Case:
     )
 
 
-CASES = {
-    "cameras": _case(rig(3)),
-    "cameras of each row": _case(rig(2, 3), lenses(2, 3)),
-}
+CASES = {"cameras": _case(rig(3)), "cameras of each row": _case(rig(2, 3), lenses(2, 3))}

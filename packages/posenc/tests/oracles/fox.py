@@ -60,10 +60,4 @@ def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
     return {"score": score(gates_in(heads(k)), *orders, *documents)}
 
 
-CASES = {
-    "fox": Case(
-        lambda FoX: FoX(HEADS),
-        pairs=_pairs,
-        projected=lambda q, k: {"forgotten": gates_in(k)},
-    )
-}
+CASES = {"fox": Case(lambda FoX: FoX(HEADS), pairs=_pairs, projected=lambda q, k: {"forgotten": gates_in(k)})}

@@ -27,6 +27,4 @@ def _pairs(s: Any, query: Tensor, key: Tensor, x: Any, y: Any) -> dict[str, Any]
     return scores(query, key, x, y, turn)
 
 
-CASES = {
-    "mixed_rope": Case(lambda MixedRoPE: MixedRoPE(HEAD_DIM, KV_HEADS, rotary_dim=4), pairs=_pairs, axes=2),
-}
+CASES = {"mixed_rope": Case(lambda MixedRoPE: MixedRoPE(HEAD_DIM, KV_HEADS, rotary_dim=4), pairs=_pairs, axes=2)}

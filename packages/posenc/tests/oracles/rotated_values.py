@@ -27,10 +27,7 @@ def turned(n: int, base: float, layout: str, sense: int = 1) -> Callable[[Tensor
 
 
 def by(n: int, base: float, layout: str) -> dict[str, Callable[..., Tensor]]:
-    return {
-        "rotate": turned(n, base, layout),
-        "turn_values": lambda v, p, sense: turned(n, base, layout, sense)(v, p),
-    }
+    return {"rotate": turned(n, base, layout), "turn_values": lambda v, p, sense: turned(n, base, layout, sense)(v, p)}
 
 
 CASES = {

@@ -96,10 +96,7 @@ def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
 
 
 CASES = {
-    "transformer_xl": Case(
-        lambda TransformerXL: TransformerXL(HEADS, HEAD_DIM, dim=10, base=313.0),
-        pairs=_pairs,
-    ),
+    "transformer_xl": Case(lambda TransformerXL: TransformerXL(HEADS, HEAD_DIM, dim=10, base=313.0), pairs=_pairs),
     "transformer_xl with segments": Case(
         lambda TransformerXL: TransformerXL(HEADS, HEAD_DIM, dim=4, base=313.0, segments=True), pairs=_pairs
     ),

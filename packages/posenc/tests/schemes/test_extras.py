@@ -6,15 +6,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import (
-    T5,
-    DistanceAware,
-    FourierFeatures,
-    Positions,
-    Relative2D,
-    Sinusoidal,
-    TransformerXL,
-)
+from posenc import T5, DistanceAware, FourierFeatures, Positions, Relative2D, Sinusoidal, TransformerXL
 from posenc.lowering.distances import Block
 from tests.oracles import t5, transformer_xl
 

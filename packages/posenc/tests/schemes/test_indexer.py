@@ -35,10 +35,7 @@ LAYOUTS: dict[str, tuple[RoPE, tuple[str, int, int, float]]] = {
     "half, leading": (RoPE(WIDTH, 3e3, rotary_dim=6), ("half", 6, 0, 3e3)),
     "interleaved, leading": (RoPE(WIDTH, layout="interleaved", rotary_dim=10), ("interleaved", 10, 0, 1e4)),
     "half, trailing": (RoPE(WIDTH, rotary_dim=6, first_channel=8), ("half", 6, 8, 1e4)),
-    "interleaved, trailing": (
-        RoPE(WIDTH, 500.0, "interleaved", 10, first_channel=4),
-        ("interleaved", 10, 4, 500.0),
-    ),
+    "interleaved, trailing": (RoPE(WIDTH, 500.0, "interleaved", 10, first_channel=4), ("interleaved", 10, 4, 500.0)),
 }
 ROWS = [
     *((layout, PADDED, True, 4, 1) for layout in LAYOUTS),

@@ -10,20 +10,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import (
-    FIRE,
-    ALiBi,
-    Context,
-    DistanceAware,
-    PoPE,
-    Positions,
-    QueryScale,
-    RoPE,
-    Scheme,
-    Softcap,
-    SwinV2,
-    XPos,
-)
+from posenc import FIRE, ALiBi, Context, DistanceAware, PoPE, Positions, QueryScale, RoPE, Scheme, Softcap, SwinV2, XPos
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Shape
 from tests.rounding import of_sums

@@ -172,12 +172,7 @@ def told(build: Any) -> Layer:
     return Layer(build=build, call=seen_or_told, axes=2, relative=True, max_positions=32)
 
 
-CORRECT = (
-    axial(Axial),
-    reader(Reader),
-    patches(Patches, registers=2),
-    told(Patches),
-)
+CORRECT = (axial(Axial), reader(Reader), patches(Patches, registers=2), told(Patches))
 MUTANTS = (
     Mutant("the row is never looked at", axial(ColumnsAlone), caught_by=20, pain=12),
     Mutant("rows that are not relative", axial(RowsInPowers), caught_by=20, pain=12),
