@@ -13,6 +13,7 @@ import posenc
 from posenc.models import Decoder
 from tests.backends.parity_cases import Case, Model, case, refuses
 from tests.rounding import of_sums
+from tests.rows import with_more
 
 pytestmark = [pytest.mark.slow, pytest.mark.more]
 TOKENS, OTHERS = 17, (5, 33)
@@ -110,7 +111,7 @@ def session_of(program: torch.onnx.ONNXProgram | None) -> Any:
 
 @needs_onnx
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", with_more(("schedule", "rows", "bands"), ("window", "function"), pytest.mark.survey))
 def test_a_model_reaches_onnx_with_no_backend_named(name: str) -> None:
     model, lengths = Decoder(30, 16, 2, 2, position=SCHEDULES[name]()).eval(), torch.export.Dim("n", min=1, max=60)
     ids = torch.randint(30, (1, TOKENS))
@@ -158,6 +159,7 @@ OWN: dict[str, tuple[Callable[[], posenc.Scheme], dict[str, Any], int, int]] = {
     "angles of heads": (lambda: posenc.FoPE(2, 8, 64), {"is_causal": True}, 0, 1),
     "not additive": (lambda: posenc.RoPE(8) + posenc.Softcap(20.0), {"is_causal": True}, 2, 0),
 }
+LIKE_HALF = ("some channels", "scaled", "window", "none")
 
 
 class Grouped(torch.nn.Module):
@@ -176,7 +178,14 @@ class Grouped(torch.nn.Module):
 @needs_onnx
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:# The axis name. .* will not be used:UserWarning")
-@pytest.mark.parametrize(("name", "opset"), [*((name, 23) for name in OWN), ("half", 24), ("two", 24)])
+@pytest.mark.parametrize(
+    ("name", "opset"),
+    with_more(
+        [*((name, 23) for name in OWN if name not in LIKE_HALF), ("two", 24)],
+        [*((name, 23) for name in LIKE_HALF), ("half", 24)],
+        pytest.mark.survey,
+    ),
+)
 def test_onnx_has_rotations_and_attention_as_its_own_operators(name: str, opset: int) -> None:
     make, how, rotations, attentions = OWN[name]
     layer = Grouped(make(), how).eval()

@@ -34,7 +34,6 @@ from tests.backends.parity_cases import (
     takes,
     with_gradients,
 )
-from tests.rows import with_more
 from tests.user_schemes import TrialCoPE, interpolated
 
 HEADS, HEAD_DIM, TOKENS = 4, 16, 45
@@ -114,13 +113,16 @@ def test_it_is_the_reference_or_says_that_it_cannot(name: str, place: str, way: 
         check_as_exact_as_the_reference(it)
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "place", "way"),
-    with_more(
-        [("t5", "padded left and right", "both")],
-        [("transformer_xl", "packed", "a window"), ("distance_aware", "text", "causal"), ("alibi", "text", "a mask")],
-    ),
+    [
+        ("t5", "padded left and right", "both"),
+        ("transformer_xl", "packed", "a window"),
+        ("distance_aware", "text", "causal"),
+        ("alibi", "text", "a mask"),
+    ],
 )
 def test_so_is_the_code_that_is_made_of_it(name: str, place: str, way: str) -> None:
     """For each kind of term: a bias that is read, vectors that are multiplied, and a function of the score."""
