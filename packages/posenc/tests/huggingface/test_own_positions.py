@@ -2,6 +2,7 @@
 whose table is zero. Whatever was read of a configuration, put back into the model, changes nothing."""
 
 import dataclasses
+import json
 import re
 from typing import Any
 
@@ -17,6 +18,8 @@ import posenc
 from posenc import NoPE, RoPE, Schedule
 from posenc.huggingface import from_pretrained, patch, scheme_from_config
 from tests.huggingface.configs import ALIKE, ENCODER, FAMILIES
+from tests.huggingface.families import tiny
+from tests.huggingface.patched_families import PAGE, RECORD, patched, table
 from tests.huggingface.test_attention import IDS, TERMS, moved, output
 from tests.huggingface.test_patching import refused, same, state
 from tests.huggingface.tiny_models import config_of
@@ -223,3 +226,27 @@ def test_the_schedule_of_a_configuration_changes_nothing(row: str) -> None:
     assert put_back(model, schedule) < CLOSE
     if any(not isinstance(part, NoPE) for scheme in schedule.schemes for part in scheme.parts):
         assert put_back(model, NoPE()) > 100 * CLOSE
+
+
+def test_what_still_differs_by_position_is_named() -> None:
+    """Inkling's attention scales queries by where its cache ends, as soon as that is beyond a length."""
+    config = tiny("inkling_text", log_scaling_n_floor=2, layer_types=["full_attention"] * 4)
+    words = "cannot all be switched off: the query of layer 0, .* still differ by position"
+    refused(NoPE(), transformers.AutoModelForCausalLM.from_config(config), words)
+
+
+KEPT = json.loads(RECORD.read_text(encoding="utf-8"))
+AGAIN = "python -m tests.huggingface.patched_families"
+
+
+def test_the_page_has_the_table_of_patched_families() -> None:
+    assert table(KEPT["patched"]) in PAGE.read_text(encoding="utf-8"), AGAIN
+
+
+RUN = ["albert", "axk2", "bart", "beam", "codegen", "dia_encoder", "granite_swa", "speech_to_text", "t5"]
+
+
+@pytest.mark.parametrize("name", with_more([n for n in RUN if n in KEPT["patched"]], KEPT["patched"], SURVEY))
+def test_families_are_patched_as_the_page_says(name: str) -> None:
+    if transformers.__version__ == KEPT["transformers"]:
+        assert patched(name) == KEPT["patched"][name], AGAIN

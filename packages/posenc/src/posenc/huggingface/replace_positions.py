@@ -4,7 +4,6 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from posenc.huggingface.attention import NAME
 from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.layer_positions import LAYER_SCHEME, ROTARY, WHOLE, LayerScheme
 from posenc.huggingface.patched import Patched, named, text_config, transformer
-from posenc.huggingface.seams import BY_SLOT, Kind, Seam, Seams, Turns, hook, rescale
+from posenc.huggingface.seams import BY_SLOT, Kind, Seam, Seams, Turns, ask_rotary, hook, rescale, rotaries
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, check_window
 from posenc.rotary import PairwiseRotary, Rotary
@@ -163,11 +162,7 @@ def replace_with_scheme(patched: Patched, base: Any, what: Schedule | Scheme) ->
         )
     patched.through_posenc()
     seams = Seams(base)
-    if seams.has_axes:
-        raise ValueError(
-            f"{named(base)} has positions of several axes, and a scheme needs those of all keys of a cache, which it "
-            "does not provide: use a scaling that does not depend on the length, such as YaRN"
-        )
+    seams.check()
     taken = _taken(base, seams)
     schemes = _by_layer(what, taken)
     adder = _adder(base, schemes)
@@ -260,63 +255,70 @@ def replace_scaling(patched: Patched, base: Any, what: Any) -> None:
     if config.model_type in ADAPTERS:
         _scale_adapted(patched, base, what)
         return
-    seams = Seams(base)
-    if not seams.turns:
+    found = {module: ask_rotary(module) for module in rotaries(base)}
+    if not found:
         raise ValueError(
             f"{named(base)} has no rotary module that posenc knows, so there are no frequencies to put a scaling on"
         )
-    kinds = {kind: turns for of in seams.turns.values() for kind, turns in of.items()}
+    kinds = {kind: own for of in found.values() for kind, (_, own) in of.items()}
     every = _by_type(base, what, kinds)
     said: dict[str, None] = {}
     put: list[tuple[Kind, Turns, Seam, RoPE]] = []
-    for path, of in seams.turns.items():
+    for rotary, of in found.items():
         ropes = {kind: _rescaled(base, kinds, kind, of[kind], every[kind]) for kind in of if kind in every}
         now = {kind: None if rope.needs_lengths else rope for kind, rope in ropes.items()}
-        seam = hook(patched, seams.module(path), Seam(of, now, text_config(base)))
+        seam = hook(patched, rotary, Seam({kind: turns for kind, (turns, _) in of.items()}, now, config))
         for kind, rope in ropes.items():
-            own = of[kind].own
-            put.append((kind, of[kind], seam, rope))
+            turns, own = of[kind]
+            put.append((kind, turns, seam, rope))
             where = "every rotating layer" if kind is None else f"layers of type {kind}"
             instead = "" if own.scaling is None else f", instead of {own.scaling!r}"
             how = "; in attention, with unrotated keys in the cache" if rope.needs_lengths else ""
             by = "without a scaling" if rope.scaling is None else f"scaled by {rope.scaling!r}"
             said[f"{where}: base {own.base:g}, {own.rotary_dim} channels, {by}{instead}{how}"] = None
-            said |= dict.fromkeys(_other_length(rope.scaling, own.scaling, seams.length))
+            said |= dict.fromkeys(_other_length(rope.scaling, own.scaling, config))
     patched.changes += said
+    types = getattr(config, "layer_types", ())
+    for module in base.modules():
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int) and type(getattr(module, "config", None)) is type(config):
+            of_kind = None if None in kinds else types[index]
+            mine = next(((seam, rope) for kind, _, seam, rope in put if kind == of_kind), None)
+            if mine is not None:
+                rescale(patched, module, mine[1].scaling)
+                setattr(module, ROTARY, mine[:1])  # in a tuple, so that it is not a part of this module as well
+                patched.on_undo(partial(delattr, module, ROTARY))
     if any(rope.needs_lengths for *_, rope in put):
         patched.through_posenc()
-        if seams.has_axes:
-            raise ValueError(
-                f"{named(base)} has positions of several axes, and a scaling that depends on the length needs those of "
-                "all keys of a cache, which it does not provide: use one that does not, such as YaRN"
-            )
+        _defer(patched, base, put)
+
+
+def _defer(patched: Patched, base: Any, put: list[tuple[Kind, Turns, Seam, RoPE]]) -> None:
+    """Moves rotations into posenc's attention, in every layer that rotates."""
+    seams = Seams(base)
+    seams.check()
     for each in seams.attentions:
-        of_kind = None if None in kinds else text_config(base).layer_types[each.layer]
-        mine = [(not each.turns_by(turns), seam, rope) for kind, turns, seam, rope in put if kind == of_kind]
-        if not mine:
-            continue
-        module, (_, seam, rope) = seams.module(each.path), min(mine, key=itemgetter(0))
-        rescale(patched, module, rope.scaling)
-        setattr(module, ROTARY, (seam,))  # in a tuple, so that it is not a part of this module as well
-        patched.on_undo(partial(delattr, module, ROTARY))
-        if rope.needs_lengths and each.turning is not None:
-            layout, first, _, theta = each.turning
+        of_kind = None if put[0][0] is None else text_config(base).layer_types[each.layer]
+        mine = [(seam, rope) for kind, turns, seam, rope in put if kind == of_kind and each.turns_by(turns)]
+        if mine and mine[0][1].needs_lengths:
+            (seam, rope), (layout, first, _, theta) = mine[0], each.turning
             if bool((theta < 0).any()):
                 raise ValueError(f"{named(base)} turns the other way, and posenc cannot rotate in its place")
             channels: dict[str, Any] = {"layout": layout, "rotary_dim": rope.rotary_dim, "first_channel": first}
             scheme = RoPE(each.head_dim, rope.base, scaling=rope.scaling, **channels)
-            patched.replace(module, LAYER_SCHEME, LayerScheme(scheme, source=seam, own=each.window))
+            patched.replace(seams.module(each.path), LAYER_SCHEME, LayerScheme(scheme, source=seam, own=each.window))
 
 
-def _rescaled(base: Any, kinds: Mapping[Kind, Turns], kind: Kind, turns: Turns, given: Any) -> RoPE:
+def _rescaled(base: Any, kinds: Mapping[Kind, RoPE], kind: Kind, found: tuple[Turns, RoPE], given: Any) -> RoPE:
     """A rotation of the model with a scaling, which may be transformers' dictionary."""
-    if isinstance(turns.own.scaling, Proportional):
-        others = ", ".join(repr(k) for k, each in kinds.items() if not isinstance(each.own.scaling, Proportional))
+    turns, own = found
+    if isinstance(own.scaling, Proportional):
+        others = ", ".join(repr(k) for k, each in kinds.items() if not isinstance(each.scaling, Proportional))
         raise ValueError(
             f"layers of type {kind} of {named(base)} have rope_type 'proportional', by which most channels do not "
             f"rotate, and no scaling replaces that: give {{layer type: scaling}} of {others or 'no layers'}"
         )
-    rope = turns.scaled_by(_read(base, given, turns.own.base, turns.own.rotary_dim))
+    rope = turns.rope(own.base, _read(base, given, own.base, own.rotary_dim))
     _check_scaling(rope)
     return rope
 
@@ -336,10 +338,11 @@ def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
     patched.changes.append(f"every rotating layer: {by}")
 
 
-def _other_length(scaling: Any, own: Any, length: int | None) -> list[str]:
+def _other_length(scaling: Any, own: Any, config: Any) -> list[str]:
     """A remark on a scaling whose original length is neither that of the model nor that before the model's own
     scaling."""
     made, before = getattr(scaling, "original_length", None), getattr(own, "original_length", None)
+    length = getattr(config, "max_position_embeddings", None)
     if made is None or length is None or made in (length, before):
         return []
     return [f"{type(scaling).__name__} is made for {made} positions, the configuration has {before or length}"]
@@ -352,7 +355,7 @@ def _check_scaling(rope: RoPE) -> None:
         rope.frequencies()
 
 
-def _by_type(base: Any, what: Any, rotations: Mapping[Kind, Turns]) -> dict[Kind, Any]:
+def _by_type(base: Any, what: Any, rotations: Mapping[Kind, RoPE]) -> dict[Kind, Any]:
     if is_scaling(what):
         return dict.fromkeys(rotations, what)
     if not what:

@@ -3,10 +3,12 @@ out there: at rotary modules, tables, sinusoids and scales of queries. Whatever 
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import shown
 from posenc.compat import no_grad
-from posenc.huggingface.asking import _angles, _candidates, _numbers, _ruled, _turning, _window, _within
+from posenc.huggingface.asking import _angles, _by_axis, _candidates, _numbers, _ruled, _turning, _window, _within
 from posenc.huggingface.attention import REFUSED, check_runs
 from posenc.huggingface.patched import Patched, named, text_config
 from posenc.huggingface.questions import COUNTED, FRESH, PLACES, ROWS, SILENT, WARM, Answer, Asked, _asks, built
@@ -35,26 +37,104 @@ Kind = str | None
 @dataclass(frozen=True)
 class Turns:
     """What a rotary module gives: the angle a position of each pair, the pair of each column, whether sin comes before
-    cos, and the rotation by the model's configuration that does so, with its scaling, if there is one."""
+    cos, the factor of both, and the axis of each pair, if positions have several."""
 
     theta: Tensor
     columns: list[int]
     is_swapped: bool
-    rope: RoPE | None
+    factor: float
+    allocation: tuple[int, ...] | None
 
-    @property
-    def own(self) -> RoPE:
-        """The rotation. ValueError if no base and scaling of the configuration has these frequencies."""
-        if self.rope is None:
-            raise ValueError(
-                f"rotary frequencies {_numbers(self.theta)} are of no base and scaling of the configuration"
-            )
-        return self.rope
+    def rope(self, base: float, scaling: Any) -> RoPE:
+        """A rotation of the same pairs."""
+        axes = 1 if self.allocation is None else max(self.allocation) + 1
+        return RoPE(2 * len(self.theta), base, axes=axes, allocation=self.allocation, scaling=scaling)
 
-    def scaled_by(self, scaling: Any) -> RoPE:
-        """The same pairs with another scaling."""
-        own = self.own
-        return RoPE(own.head_dim, own.base, axes=own.axes, allocation=own.allocation, scaling=scaling)
+    def own(self, name: str, config: Any, places: Tensor) -> RoPE:
+        """The first rotation by a base and scaling of the configuration that does so. ValueError if there is none."""
+        for base, scaling in _candidates(config, _length(config)):
+            try:
+                rope = self.rope(base, scaling)
+                theta, factor = rope.frequencies(lengths=places[-1:].double() + 1 if rope.needs_lengths else None)
+            except ValueError:
+                continue
+            is_size = math.isclose(float(torch.as_tensor(factor).amax()), self.factor, rel_tol=1e-4)
+            if is_size and torch.allclose(theta[0], self.theta, 1e-4, 1e-8):
+                return rope
+        seen = _numbers(self.theta)
+        raise ValueError(f"{name} turns by {seen} a position, by no base and scaling of its configuration")
+
+
+def _turns(z: Tensor, places: Tensor, by_axis: list[Tensor] | None = None) -> Turns:
+    """What a rotary module does, from its cos and sin, (tokens, columns), and those along each of several axes."""
+    is_swapped = float(z[0].real.abs().max()) < float(z[0].imag.abs().max())
+    each = [torch.complex(x.imag, x.real) if is_swapped else x for x in by_axis or [z]]
+    angles = torch.stack([_angles(x[None], places) for x in each])
+    every = angles.sum(0)
+    pairs, half = torch.arange(len(every)), len(every) // 2
+    forms = ((pairs % half, every[:half]), (pairs // 2, every[::2])) if len(every) % 2 == 0 else ()
+    columns, theta = next((form for form in forms if torch.equal(form[1][form[0]], every)), (pairs, every))
+    first = [columns.tolist().index(n) for n in range(len(theta))]
+    allocation = None if by_axis is None else tuple(angles.abs().argmax(0)[first].tolist())
+    return Turns(theta, columns.tolist(), is_swapped, float(z[0].abs().max()), allocation)
+
+
+def _by_token(out: Any, tokens: int) -> Tensor | None:
+    """What a module gives, (tokens, columns): cos + i sin, or one tensor; None if it is neither."""
+    parts = out if isinstance(out, tuple) else (out,)
+    if len(parts) > 2 or not all(isinstance(x, Tensor) and x.shape == parts[0].shape for x in parts):
+        return None
+    dims = [n for n in range(parts[0].dim() - 1) if parts[0].size(n) == tokens]
+    if not dims or not (_is_real(parts[0]) or parts[0].is_complex()):
+        return None
+    z = torch.complex(*parts) if len(parts) == 2 else parts[0]
+    z = z.to(torch.complex128 if z.is_complex() else torch.float64)
+    return z.movedim(dims[0], 0).reshape(tokens, -1)
+
+
+def _length(config: Any) -> int | None:
+    length = getattr(config, "max_position_embeddings", None)
+    return length if isinstance(length, int) and length > 1 else None
+
+
+def rotaries(base: Any) -> Iterator[nn.Module]:
+    """The rotary modules of the text; those of an image tower have another configuration."""
+    config = text_config(base)
+    for module in base.modules():
+        same = getattr(module, "config", None)
+        buffers = [name for name, _ in module.named_buffers() if name.endswith("inv_freq")]
+        if "Rotary" in type(module).__name__ and buffers and (same is config or type(same) is type(config)):
+            yield module
+
+
+@torch.no_grad()
+def ask_rotary(module: Any) -> dict[Kind, tuple[Turns, RoPE]]:
+    """What a rotary module does, by type of layers, and its rotation. ValueError for one that posenc does not know."""
+    if any(buffer.is_meta for buffer in module.buffers()):  # it has no weights, so another one is the same
+        with torch.device("cpu"):
+            probe: Any = type(module)(config=module.config)
+    else:
+        probe = copy.deepcopy(module).cpu()
+    names = [name for name, _ in probe.named_buffers() if name.endswith("inv_freq") and "original" not in name]
+    places = _within(PLACES, _length(module.config) or 4096)
+    for name in names:  # as before a long text, which some change their buffers for
+        original = getattr(probe, name.removesuffix("inv_freq") + "original_inv_freq", None)
+        if original is not None:
+            getattr(probe, name).copy_(original)
+    found: dict[Kind, tuple[Turns, RoPE]] = {}
+    for kind in (name.removesuffix("inv_freq").rstrip("_") or None for name in names):
+        kinds = () if kind is None else (kind,)
+        ask = functools.partial(probe, torch.zeros(1, 1, 1, dtype=torch.float64))
+        z, axes = _by_token(ask(places[None], *kinds), len(places)), None
+        if z is None or not z.is_complex():
+            raise ValueError(f"{type(module).__name__} returns cos and sin in a form that posenc does not know")
+        with suppress(Exception):  # of transformers, for a module that takes no axes
+            every = [ask(places * axis[:, None, None], *kinds) for axis in torch.eye(3, dtype=torch.long)]
+            each = [_by_token(x, len(places)) for x in every]
+            axes = [x for x in each if x is not None and x.shape == z.shape]
+        turns = _turns(z, places, axes if axes is not None and len(axes) == 3 else None)
+        found[kind] = turns, turns.own(type(module).__name__, module.config, places)
+    return found
 
 
 class Seam:
@@ -123,11 +203,11 @@ class PosencTable(nn.Embedding):
         """The vectors to add to the input; padding has the row before that of position 0."""
         if self.config_of_model is not None:
             check_runs(self.config_of_model)
-        self.seen = (rows - self.first).clamp(min=0)
+        self.seen = (rows - self.first).clamp(min=0).view(-1, rows.size(-1))
         table = None if self.scheme is None else self.scheme.table(Positions(self.seen.long()))
         if table is None:
             return torch.zeros(*rows.shape, self.embedding_dim, dtype=self.weight.dtype, device=rows.device)
-        return table.to(self.weight.dtype)
+        return table.to(self.weight.dtype).view(*rows.shape, -1)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """For pickle, which does not find a class that is no attribute of a Python module."""
@@ -166,6 +246,8 @@ class Attention:
     causal: bool
     scaled_by: list[str]
     """What tells it to scale its queries."""
+    refused: str | None
+    """Why no scheme can be put into it."""
 
     def turns_by(self, turns: Turns) -> bool:
         """Whether its keys turn by what a rotary module gives."""
@@ -211,41 +293,29 @@ class Seams:
             elif not isinstance(module, nn.Embedding) and not any(map(_asks, module.modules())):
                 given_by = functools.partial(self._note_given, path)
                 notes.append(module.register_forward_hook(given_by, with_kwargs=True))
-        length = getattr(config, "max_position_embeddings", None)
-        self.length = length if isinstance(length, int) and length > 1 else None
-        end = min(4096 if self.length is None else self.length, ROWS if asked.takes_ids else COUNTED)
+        end = min(_length(config) or 4096, ROWS if asked.takes_ids else COUNTED)
         self.places, self.fresh = (_within(places, end) for places in (PLACES, FRESH))
         answer = asked(self.places)
-        told, given, self.added = {**self._told}, self._given, [*asked.sinusoids]
-        turns = {path: of for path, of in given.items() if all(z.is_complex() for z in of.values())}
-        by_axis = self._by_axis(turns) if turns else {}
-        self.has_axes = bool(by_axis) or asked.axes > 0
-        scalings = _candidates(config, self.length)
-        self.turns = {
-            path: {kind: self._turns(z, by_axis.get((path, kind)), scalings) for kind, z in of.items()}
-            for path, of in turns.items()
-        }
-        inner = [path for path in given if not any(each.startswith(f"{path}.") for each in given)]
-        self.added += [path for path in inner if path not in turns]
         for note in notes:
             note.remove()
         in_line = asked(torch.arange(24), by_ids=False)
-        self.attentions, self.tables = [*self._attentions(answer, in_line, told)], self._tables(in_line)
+        self.turns = {
+            path: {kind: _turns(z, self.places) for kind, z in of.items()}
+            for path, of in self._given.items()
+            if all(z.is_complex() for z in of.values())
+        }
+        inner = [path for path in self._given if not any(each.startswith(f"{path}.") for each in self._given)]
+        self.added = [*asked.sinusoids, *(path for path in inner if path not in self.turns)]
+        self.attentions, self.tables = [*self._attentions(answer, in_line)], self._tables(in_line)
         self.has_bias = any(call.bias is not None for call in answer.calls)
+        turn = any(each.turning is not None for each in self.attentions)
+        self.has_axes = asked.axes > 0 or (turn and bool(_by_axis(asked, self.places)))
 
     def _note_given(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
-        """Notes what a module gives, if it differs by position: cos and sin, or what is added."""
-        given, parts = (*args, *kwargs.values()), out if isinstance(out, tuple) else (out,)
-        if len(parts) > 2 or not all(isinstance(x, Tensor) and x.shape == parts[0].shape for x in parts):
+        """Notes what a module gives by position: cos and sin, or what is added and not made of vectors."""
+        given, z = (*args, *kwargs.values()), _by_token(out, self.asked.tokens)
+        if z is None or (not z.is_complex() and any(_is_real(x) for x in given)):
             return
-        if len(parts) == 1 and not parts[0].is_complex() and any(_is_real(x) for x in given):  # made of vectors
-            return
-        dims = [n for n in range(parts[0].dim() - 1) if parts[0].size(n) == self.asked.tokens]
-        if not dims or not (_is_real(parts[0]) or parts[0].is_complex()):
-            return
-        z = torch.complex(*parts) if len(parts) == 2 else parts[0]
-        z = z.to(torch.complex128 if z.is_complex() else torch.float64)
-        z = z.movedim(dims[0], 0).reshape(self.asked.tokens, -1)
         size = z.abs()
         turns = float((size - size[:1]).abs().max()) < 1e-5 * float(size.max())
         if float((z - z[:1]).abs().max()) > 0 and (turns or not z.is_complex()):
@@ -261,25 +331,6 @@ class Seams:
             if name not in ("attention_mask", "hidden_states") and any(_differs(x, n) for n in range(x.dim()))
         ]
 
-    def _by_axis(self, plain: dict[str, dict[Kind, Tensor]]) -> dict[tuple[str, Kind], Tensor]:
-        """The angle a position of every column along each of several axes, (axes, columns), if there are several: else
-        a model takes them for rows."""
-        found: dict[tuple[str, Kind], list[Tensor]] = {}
-        for axis in torch.eye(3, dtype=torch.long)[: 3 * self.asked.takes_ids]:
-            self._given = {}
-            try:
-                answer = self.asked(self.places * axis[:, None, None])
-            except ValueError:
-                return {}
-            if any(call.query.size(0) != 1 for call in answer.calls):
-                return {}
-            for path in plain:
-                for kind, z in self._given.get(path, {}).items():
-                    if z.shape != plain[path][kind].shape:
-                        return {}
-                    found.setdefault((path, kind), []).append(_angles(z[None], self.places))
-        return {of: torch.stack(each) for of, each in found.items() if len(each) == 3}
-
     def _tables(self, answer: Answer) -> dict[str, int]:
         """The first row of tables that were looked up by position; those of pairs of positions are of a bias."""
         found = {}
@@ -290,51 +341,32 @@ class Seams:
                     raise ValueError(f"positions {answer.places.tolist()} are rows {rows} of {name}")
         return found
 
-    def _turns(self, z: Tensor, by_axis: Tensor | None, scalings: list[tuple[float, Any]]) -> Turns:
-        """What a rotary module does, from its cos and sin, (tokens, columns)."""
-        is_swapped = float(z[0].real.abs().max()) < float(z[0].imag.abs().max())
-        z = torch.complex(z.imag, z.real) if is_swapped else z
-        every = _angles(z[None], self.places) if by_axis is None else by_axis.sum(0)
-        pairs, half = torch.arange(len(every)), len(every) // 2
-        forms = ((pairs % half, every[:half]), (pairs // 2, every[::2])) if len(every) % 2 == 0 else ()
-        columns, theta = next((form for form in forms if torch.equal(form[1][form[0]], every)), (pairs, every))
-        axes: dict[str, Any] = {}
-        if by_axis is not None:
-            first = [columns.tolist().index(n) for n in range(len(theta))]
-            axes = {"axes": 3, "allocation": by_axis.abs().argmax(0)[first].tolist()}
-        longest = self.places[-1:].double() + 1
-        for base, scaling in scalings:
-            try:
-                rope = RoPE(2 * len(theta), base, scaling=scaling, **axes)
-                its, factor = rope.frequencies(lengths=longest if rope.needs_lengths else None)
-            except ValueError:
-                continue
-            is_size = torch.allclose(z[0].abs().amax(), torch.as_tensor(factor).double().amax(), 1e-4)
-            if is_size and torch.allclose(its[0], theta, 1e-4, 1e-8):
-                return Turns(theta, columns.tolist(), is_swapped, rope)
-        return Turns(theta, columns.tolist(), is_swapped, None)
-
-    def _attentions(self, answer: Answer, masks: Answer, told: dict[str, list[str]]) -> Iterator[Attention]:
+    def _attentions(self, answer: Answer, masks: Answer) -> Iterator[Attention]:
         config, paths = self.part.config, {module: path for path, module in self.asked.model.named_modules()}
         windows: dict[tuple[Any, bool], Any] = {}
         for call, seen in zip(answer.calls, masks.calls, strict=True):
-            unknown = [n for n, x in call.options.items() if x is not False and (n in REFUSED or n not in SILENT)]
-            if unknown:
-                raise ValueError(f"layer {call.layer} also gives its attention function {', '.join(unknown)}")
             causal = bool(call.options.get("is_causal", getattr(call.module, "is_causal", True)))
             if (seen.mask, causal) not in windows:
-                windows[seen.mask, causal] = _window(_ruled(seen, masks.calls, config, causal), config, causal)
-            window, causal = windows[seen.mask, causal]
+                try:
+                    window, sees = _window(_ruled(seen, masks.calls, config, causal), config, causal)
+                    windows[seen.mask, causal] = window, sees, None
+                except ValueError as error:
+                    windows[seen.mask, causal] = None, causal, str(error)
+            window, sees, refused = windows[seen.mask, causal]
+            unknown = [n for n, x in call.options.items() if x is not False and (n in REFUSED or n not in SILENT)]
+            if unknown:
+                refused = f"it also gives its attention function {', '.join(unknown)}"
             try:
                 turning = _turning(call.key[0], self.places)
             except ValueError:
                 turning = None
             size, path = call.query.norm(dim=-1), paths[call.module]
-            scaled = told[path] if float((size / size[..., :1] - 1).abs().max()) > 1e-6 else []
+            scaled = self._told[path] if float((size / size[..., :1] - 1).abs().max()) > 1e-6 else []
             scaled = [BY_SLOT] if getattr(call.module, BY_SLOT, False) else scaled
             heads, key_heads = call.query.size(1), call.key.size(1)
             window = window if isinstance(window, Chunk) else check_window(window)
-            yield Attention(call.layer, path, heads, key_heads, call.query.size(3), turning, window, causal, scaled)
+            of_layer = call.layer, path, heads, key_heads, call.query.size(3), turning, window, sees, scaled
+            yield Attention(*of_layer, refused)
 
     def module(self, path: str, model: Any = None) -> Any:
         """The module at a path. ValueError if the model has none there, since it was changed after it was made."""
@@ -342,6 +374,19 @@ class Seams:
             return (self.part if model is None else model).get_submodule(path)
         except AttributeError:
             raise ValueError(f"{named(self.base)} must have the module {path!r} of its configuration") from None
+
+    def check(self) -> None:
+        """ValueError unless a scheme can be put into every layer."""
+        if self.has_axes:
+            raise ValueError(
+                f"{named(self.base)} has positions of several axes, and a scheme needs those of all keys of a cache, "
+                "which it does not provide: use a scaling that does not depend on the length, such as YaRN"
+            )
+        for each in self.attentions:
+            if each.refused is not None:
+                raise ValueError(f"{named(self.base)} cannot be patched in layer {each.layer}: {each.refused}")
+        if not self.attentions:
+            raise ValueError(f"{named(self.base)} has no layer whose attention goes through transformers' table")
 
     def take_out(self, patched: Patched, model: Any, config: Any, adder: Scheme | None = None) -> list[Any]:
         """Switches off what a model does by position until `undo`. The seams that get the model's position_ids."""
