@@ -79,7 +79,7 @@ def test_the_board_fills_as_the_steps_go() -> None:
 
 @pytest.mark.parametrize("title", SCHEMES)
 def test_the_board_says_what_was_measured(title: str) -> None:
-    """Losses are those of the study's first record, or of Shaw's decoder, at the trained length and at the longest. What
+    """Losses are those of the study's first record, or Shaw's decoder, at the trained length and at the longest. What
     is learned, and what takes any number of coordinates, is the catalog's to say."""
     name, row = SCHEMES[title], BOARD[title]
     entry = next(entry for entry in CATALOG if entry.name == name)
