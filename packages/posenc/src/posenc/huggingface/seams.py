@@ -354,6 +354,8 @@ class Seams:
                     windows[seen.mask, causal] = None, causal, str(error)
             window, sees, refused = windows[seen.mask, causal]
             unknown = [n for n, x in call.options.items() if x is not False and (n in REFUSED or n not in SILENT)]
+            if call.bias is not None and call.mask is not None and call.mask.dtype == torch.bool:
+                refused = "a bias by position is in its mask"
             if unknown:
                 refused = f"it also gives its attention function {', '.join(unknown)}"
             try:
