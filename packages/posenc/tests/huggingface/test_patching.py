@@ -471,29 +471,28 @@ def test_cached_places_that_were_left_out_are_refused() -> None:
             output(model, input_ids=IDS[:, 5:8], position_ids=torch.tensor([[7, 9, 10]]), cache=cache)
 
 
-def test_hooks_of_accelerate_on_an_attention_are_refused_by_name() -> None:
-    """They put a forward on the instance, which runs in place of that of the class."""
+def test_hooks_of_accelerate_call_an_attention_that_was_replaced() -> None:
+    """They put a forward on the instance, before a model is patched or after, and take it away again."""
     hooks = pytest.importorskip("accelerate.hooks")
-    model, inputs, of = built("gptj"), {"input_ids": IDS}, "GPTJAttention"
-    with adapt(model):
-        ours = output(model, **inputs)
-    layer = next(module for module in model.modules() if type(module).__name__ == of)
-    hooks.add_hook_to_module(layer, hooks.ModelHook())
-    before = state(model)
-    with pytest.raises(ValueError, match=f"{of} has a forward of its own on the instance, as accelerate puts it"):
-        adapt(model)
-    assert same(state(model), before)
-
-    hooks.remove_hook_from_submodules(model)  # leaves the forward of the class on the instance
-    with adapt(model) as patched:
-        assert torch.equal(output(model, **inputs), ours)
-        hooks.add_hook_to_module(layer, hooks.ModelHook())
-        with pytest.raises(ValueError, match=r"remove it .* then call undo\(\)"):
+    model, plain = built("gptj"), output(built("gptj"), input_ids=IDS)
+    with patch(model, posenc.NoPE()):
+        ours = output(model, input_ids=IDS)
+    layer = next(module for module in model.modules() if type(module).__name__ == "GPTJAttention")
+    for first in (True, False):
+        for last in (True, False):
+            if first:
+                hooks.add_hook_to_module(layer, hooks.ModelHook())
+            patched = patch(model, posenc.NoPE())
+            if not first:
+                hooks.add_hook_to_module(layer, hooks.ModelHook())
+            assert torch.equal(output(model, input_ids=IDS), ours)
+            if not last:
+                hooks.remove_hook_from_submodules(model)
+                assert torch.equal(output(model, input_ids=IDS), ours)
             patched.undo()
-        assert torch.equal(output(model, **inputs), ours)
-        hooks.remove_hook_from_submodules(model)
-    assert type(layer).__name__ == of
-    assert layer.forward.__func__ is type(layer).forward
+            assert torch.equal(output(model, input_ids=IDS), plain)
+            hooks.remove_hook_from_submodules(model)
+            assert torch.equal(output(model, input_ids=IDS), plain)
 
 
 def test_a_layer_whose_softmax_is_saturated_is_not_taken_for_one_without_positions() -> None:

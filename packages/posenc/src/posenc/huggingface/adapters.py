@@ -1,7 +1,7 @@
 """Replaces the attention of models of transformers that cannot change their attention implementation.
 
 Each function is the forward method of a family's attention, rewritten to pass queries, keys and values to posenc
-*before* the model applies its own positions. The layer keeps its weights: only its class is replaced, by a subclass.
+*before* the model applies its own positions. The layer keeps its class and weights.
 
 Families in `ADAPTERS` have positions that are a scheme, which another scheme can replace. Those in `BOUND` compute
 positions from each layer's own weights: every call makes the scheme anew from what the layer is given.
@@ -231,31 +231,7 @@ UNSUPPORTED = {
 """Families that posenc cannot run, and why."""
 
 
-def adapted(kind: type, methods: Mapping[str, Callable[..., Any]]) -> type:
-    """A subclass with other methods. It is not an attribute of any Python module, so instances are pickled with the
-    arguments of this function; instances of its subclasses are pickled as usual."""
-
-    def reduced(self: Any, protocol: Any) -> Any:
-        if type(self) is not made:
-            return object.__reduce_ex__(self, protocol)
-        return _remade, (kind, methods), vars(self)
-
-    own = {"__module__": kind.__module__, "__reduce_ex__": reduced}
-    made = type(f"{PREFIX}{kind.__name__}", (kind,), {**methods, **own})
-    return made
-
-
-def _remade(kind: type, methods: Mapping[str, Callable[..., Any]]) -> Any:
-    """An empty instance, for pickle."""
-    return object.__new__(adapted(kind, methods))
-
-
-PREFIX = "Posenc"
-
-
 def is_adapted(module: nn.Module) -> bool:
-    """Whether its class was made by `adapted`, or is derived from one that was."""
-    return any(
-        kind.__name__.startswith(PREFIX) and kind.__module__.startswith("transformers.")
-        for kind in type(module).__mro__
-    )
+    """Whether a function of this file is its forward method, also within accelerate's hook."""
+    own = (getattr(vars(module).get(name), "func", None) for name in ("forward", "_old_forward"))
+    return any(getattr(function, "__module__", None) == __name__ for function in own)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -26,25 +27,9 @@ class Patched:
         self.model = model
         self.changes: list[str] = []
         self._restore: list[Callable[[], None]] = []
-        self._exchanged: list[tuple[nn.Module, type]] = []
 
     def undo(self) -> None:
-        """Restores the model exactly. Calling it again changes nothing. Raises ValueError, and restores nothing, while
-        accelerate's hooks wrap a replaced attention, or its class has been replaced by a subclass."""
-        for module, kind in self._exchanged:
-            own = vars(module).get("forward")
-            if own is not None and not _is_the_class_own(own, module):
-                raise ValueError(
-                    f"{type(module).__name__} got a forward of its own on the instance since it was patched, which "
-                    "would still run posenc's: remove it with accelerate.hooks.remove_hook_from_submodules(model), "
-                    "then call undo()"
-                )
-            if type(module) is not kind:
-                raise ValueError(
-                    f"{kind.__name__} was made {type(module).__name__} since it was patched, as fully_shard and "
-                    "parametrizations do, and undo() would lose that: remove it, then call undo()"
-                )
-        self._exchanged.clear()
+        """Restores the model exactly. Calling it again changes nothing."""
         while self._restore:
             self._restore.pop()()
 
@@ -80,27 +65,12 @@ class Patched:
             parent._modules[name] = new
         self.on_undo(back)
 
-    def exchange(self, module: nn.Module, kind: type) -> None:
-        """Changes the class of a module until `undo`. Raises ValueError if the instance has its own forward, such as
-        that of accelerate's hooks, which would run instead of that of the class."""
-        was, own = type(module), vars(module).get("forward")
-        if own is not None and not _is_the_class_own(own, module):
-            raise ValueError(
-                f"{was.__name__} has a forward of its own on the instance, as accelerate puts it there (device_map, "
-                "offloading), so posenc's would not run: remove it with "
-                "accelerate.hooks.remove_hook_from_submodules(model), patch or adapt, and dispatch the model again"
-            )
-
-        def back() -> None:
-            module.__class__ = was
-            vars(module).pop("forward", None)
-            if own is not None:
-                vars(module)["forward"] = own
-
-        vars(module).pop("forward", None)
-        module.__class__ = kind
-        self._exchanged.append((module, kind))
-        self.on_undo(back)
+    def give(self, module: nn.Module, methods: Mapping[str, Callable[..., Any]]) -> None:
+        """Gives a module other methods until `undo`, which accelerate's hooks call too."""
+        for name, function in methods.items():
+            place = "_old_forward" if name == "forward" and "_old_forward" in vars(module) else name
+            self.on_undo(partial(_take_back, module, name, made := partial(function, module), vars(module).get(place)))
+            vars(module)[place] = made
 
     def set(self, module: Any, name: str, value: Any) -> None:
         """Sets an attribute of a module or a configuration until `undo`."""
@@ -139,9 +109,13 @@ class Patched:
             self.changes.append(f"attention: posenc instead of {was!r}")
 
 
-def _is_the_class_own(forward: Any, module: nn.Module) -> bool:
-    """Whether a forward on the instance is that of its class, which accelerate leaves there when it removes a hook."""
-    return getattr(forward, "__func__", None) is type(module).forward and forward.__self__ is module
+def _take_back(module: nn.Module, name: str, made: Any, was: Any) -> None:
+    for place in (name, "_old_forward"):  # hooks may have come or gone since
+        if vars(module).get(place) is made:
+            if place == name and was is None:
+                vars(module).pop(place)
+            else:
+                vars(module)[place] = was or getattr(type(module), name).__get__(module)
 
 
 def _check_ids(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:

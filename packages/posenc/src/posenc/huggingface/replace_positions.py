@@ -11,7 +11,7 @@ from torch import nn
 
 from posenc.arguments import is_number, shown
 from posenc.encoding.terms import Bias
-from posenc.huggingface.adapters import ADAPTERS, BOUND, CACHES, adapted
+from posenc.huggingface.adapters import ADAPTERS, BOUND, CACHES
 from posenc.huggingface.attention import NAME
 from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.layer_positions import LAYER_SCHEME, ROTARY, WHOLE, LayerScheme
@@ -43,7 +43,7 @@ def replace_adapted_attention(patched: Patched, base: Any, what: Schedule | Sche
     counts = config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False)
     for n, module in enumerate(modules):
         scheme, window = schemes[n]
-        patched.exchange(module, adapted(type(module), {"forward": forward}))
+        patched.give(module, {"forward": forward})
         patched.replace(module, LAYER_SCHEME, LayerScheme(scheme, None if window == WHOLE else window, counts=counts))
     patched.changes.append("attention: posenc's instead of the model's own")
     patched.changes.extend(in_words(what))
@@ -55,9 +55,7 @@ def replace_bound_attention(patched: Patched, base: Any) -> None:
     attention = next(iter(classes))
     schemes = [scheme_of(module) for module in base.modules() if type(module).__name__ == attention]
     for module in base.modules():
-        methods = classes.get(type(module).__name__)
-        if methods is not None:
-            patched.exchange(module, adapted(type(module), methods))
+        patched.give(module, classes.get(type(module).__name__, {}))
     patched.changes.append("attention: posenc's instead of the model's own, with the weights of each layer")
     said: dict[str, list[int]] = {}
     for layer, scheme in enumerate(schemes):
