@@ -14,6 +14,7 @@ from field.notes import NOTES
 from field.page import FILES, PAGE, write
 from field.report import ROOT, confirmed
 from field.scripts import Outcome, run
+from tests.rows import in_one_test
 
 FOUND = 'print("expected: 1")\nprint("came:     2, off by 1")\nraise SystemExit(1)\n'
 
@@ -24,7 +25,7 @@ def test_every_package_is_pinned() -> None:
     assert {*FILES.values()} - {"torch"} <= pinned
 
 
-@pytest.mark.parametrize("note", NOTES, ids=lambda note: note.title)
+@in_one_test((note,) for note in NOTES)
 def test_notes_are_about_subjects_that_are_there(note: Note) -> None:
     files = [file for file in FILES if file.startswith(note.file)]
     text = "".join((ROOT / "field" / "subjects" / f"{file}.py").read_text() for file in files)
@@ -107,7 +108,7 @@ def test_every_script_is_of_an_entry_and_every_entry_of_the_page_links_to_its_ow
     assert names == {Path(path).name for path, _ in _links(PAGE) if SCRIPTS.name in path}
 
 
-@pytest.mark.parametrize("script", sorted(SCRIPTS.iterdir()), ids=lambda script: script.stem)
+@in_one_test(sorted(SCRIPTS.iterdir()))
 def test_scripts_are_short_and_need_no_posenc(script: Path) -> None:
     lines = script.read_text().splitlines()
     assert len(lines) <= 30

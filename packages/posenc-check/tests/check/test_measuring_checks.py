@@ -15,7 +15,7 @@ from posenc_check.run import FINDING, NOT_APPLICABLE, PASSED, Result
 from tests.check.mutants import bounds, configuration, grids, phase
 from tests.check.mutants.phase import Turn, turn
 from tests.check.small_subjects import WRONG
-from tests.rows import first_of
+from tests.rows import first_of, in_one_test
 
 NUMBERS = (1, 2, 14, 15, 19, 20)
 
@@ -111,7 +111,7 @@ def test_what_is_right_passes_what_applies(name: str) -> None:
     assert {found[trial] for trial in apply} == {PASSED}
 
 
-@pytest.mark.parametrize("heads", range(1, 65))
+@in_one_test(range(1, 65))
 def test_the_published_slopes(heads: int) -> None:
     """As the authors' code has them, which calls itself for the power of two below and for twice that."""
 
