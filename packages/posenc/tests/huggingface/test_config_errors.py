@@ -251,7 +251,7 @@ def test_a_path_a_folder_and_an_object_say_the_same(tmp_path: Path) -> None:
 
 MSCALE = {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}
 PUBLISHED: list[tuple[dict[str, Any], str]] = [
-    (of("t5", n_positions=512), "n_positions = 512 is not read by the model"),
+    (few("t5", n_positions=512), "n_positions = 512 is not read by the model"),
     (of("bloom", offset_alibi=100, attention_softmax_in_fp32=True), "offset_alibi = 100 is not read by the model"),
     (of("gptj", rotary=True, rotary_dim=64, scale_attn_weights=True), "channels 0..63 of 256"),
     (few("modernbert", position_embedding_type="absolute", global_rope_theta=1.5e5), "base 150000"),
