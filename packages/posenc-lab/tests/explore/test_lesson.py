@@ -218,7 +218,9 @@ TRAINED = {
 
 
 @needs_browser
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    "name", ["why", "stretch", *(pytest.param(x, marks=pytest.mark.more) for x in ("bias", "longer"))]
+)
 def test_a_step_has_trained_models_that_are_read_when_they_come_into_sight(
     name: str, page: Watched, address: str
 ) -> None:
