@@ -41,7 +41,7 @@ export const count = (value) => value.toLocaleString("en");
  *   yTicks?: number[], xLabel?: string}} options
  * @returns {{parts: SVGElement[], X: Function, Y: Function, at: Function, path: Function, dots: Function, bar: Function}}
  *   at(x, y): the values at a point; path(ys, look, step, stairs): a line through the values at x = 0, step, 2 step, ..,
- *   or level around each; dots(ys, fill): a dot at each of 0, 1, ..; bar(x, width, value, fill): from 0 to the value, x
+ *   or level around each; dots(ys, fill): a dot at each of 0, 1, ..; bar(x, width, value, look): from 0 to the value, x
  *   and width in pixels
  */
 export function panel({ left, top, width, height, x, y, title = "", xTicks = [], yTicks = [], xLabel = "" }) {
@@ -74,8 +74,8 @@ export function panel({ left, top, width, height, x, y, title = "", xTicks = [],
         });
     const dots = (ys, fill, r = 2.2) =>
         Array.from(ys, (value, n) => svg("circle", { cx: X(n), cy: Y(value), r, fill }));
-    const bar = (x, width, value, fill) =>
-        svg("rect", { x, width, y: Math.min(Y(0), Y(value)), height: Math.abs(Y(value) - Y(0)), fill });
+    const bar = (x, width, value, look) =>
+        svg("rect", { x, width, y: Math.min(Y(0), Y(value)), height: Math.abs(Y(value) - Y(0)), ...look });
     return { parts, X, Y, at, path, dots, bar };
 }
 

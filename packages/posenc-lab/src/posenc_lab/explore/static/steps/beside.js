@@ -100,11 +100,11 @@ export const figure = {
         const ends = endsOfAxes();
         return drawing(box, (width, state, { scores, added, weights }) => {
             const [left, right, top, high, gap] = [34, 8, 24, width < 480 ? 80 : 104, 28];
-            const fills = SCHEMES.map(({ name }, n) => (n ? colorOf(app, name) : "var(--faint)"));
+            const looks = SCHEMES.map(({ name }, n) => ({ fill: n ? colorOf(app, name) : "var(--faint)", "data-part": name }));
             const plots = [
-                { title: "score without position", yTicks: [-1, 0], rows: [[scores[0], fills[0]]] },
-                { title: "what each adds", yTicks: [-6, -3, 0], rows: added.map((row, n) => [row, fills[n + 1]]) },
-                { title: "weights", yTicks: [0, 0.2, 0.4], rows: weights.map((row, n) => [row, fills[n]]) },
+                { title: "score without position", yTicks: [-1, 0], rows: [[scores[0], looks[0]]] },
+                { title: "what each adds", yTicks: [-6, -3, 0], rows: added.map((row, n) => [row, looks[n + 1]]) },
+                { title: "weights", yTicks: [0, 0.2, 0.4], rows: weights.map((row, n) => [row, looks[n]]) },
             ].map(({ rows, ...how }, n) => ({
                 ...panel({
                     left,
@@ -135,7 +135,7 @@ export const figure = {
                     "font-weight": n === FIRST || n === SECOND ? 700 : 400,
                 }),
             );
-            const named = SCHEMES.map(({ title }, n) => ({ name: title, stroke: fills[n] }));
+            const named = SCHEMES.map(({ title }, n) => ({ name: title, stroke: looks[n].fill }));
             return {
                 height: bottom + 24,
                 parts: [
@@ -173,9 +173,9 @@ export const question = {
 /** Bars of several rows side by side, for each word. */
 function bars({ rows, X, bar }) {
     const wide = (0.8 * (X(1) - X(0))) / Math.max(rows.length, 2);
-    return rows.flatMap(([row, fill], at) =>
+    return rows.flatMap(([row, look], at) =>
         Array.from(row, (value, word) =>
-            bar(X(word) + (at - rows.length / 2) * wide + 0.5, wide - 1, value, fill),
+            bar(X(word) + (at - rows.length / 2) * wide + 0.5, wide - 1, value, look),
         ),
     );
 }

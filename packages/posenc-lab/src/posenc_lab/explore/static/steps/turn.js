@@ -207,16 +207,12 @@ function barsIn(app, place, { pair }, { products, score: sum }) {
         yTicks: [-1, 0, 1].filter((value) => Math.abs(value) <= most),
     });
     const wide = X(1) - X(0);
-    const fill = (n) => (n === pair ? "var(--ink)" : app.theme().palette[2]);
-    const part = (n) => (n === pair ? "pair score" : "score");
+    const [plain, chosen] = [app.theme().palette[2], "var(--ink)"].map((fill) => ({ fill, "data-part": "score" }));
+    const look = (n) => (n === pair ? { ...chosen, "data-part": "pair score" } : plain);
     const column = (n) => ({ x: X(n) - wide / 2, width: wide, y: place.top, height: place.height + 20, fill: "transparent" });
     return [
         ...parts,
-        ...products.map((product, n) => {
-            const one = bar(X(n) - 0.35 * wide, 0.7 * wide, product, fill(n));
-            one.dataset.part = part(n);
-            return one;
-        }),
+        ...products.map((product, n) => bar(X(n) - 0.35 * wide, 0.7 * wide, product, look(n))),
         ...products.map((_, n) => svg("rect", { ...column(n), class: "chosen-by-click", onclick: () => app.move("pair", n) })),
     ];
 }
