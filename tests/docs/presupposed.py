@@ -41,8 +41,6 @@ def conformance() -> dict[str, Any]:
 
 
 def huggingface() -> dict[str, Any]:
-    scaling = {"rope_type": "linear", "factor": 8.0}
-    transformers.Gemma3TextConfig(num_hidden_layers=6, rope_scaling=scaling).save_pretrained("path/to/model")
     config = transformers.LlamaConfig(hidden_size=128, num_attention_heads=2, num_hidden_layers=1, vocab_size=8)
     table, patches = torch.randn(2 + 1024, 8), torch.randn(1 + 14 * 14, 8)
     model = transformers.LlamaModel(config)
