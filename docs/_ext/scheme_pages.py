@@ -17,6 +17,7 @@ import posenc
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import GIVEN, Entry, Law
 from posenc_lab.kit.style import saved
+from posenc_lab.kit.titles import titled
 from posenc_lab.laws.table import audit
 from posenc_lab.plot.overview import overview
 
@@ -167,7 +168,7 @@ def _price(entry: Entry) -> str:
         lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines()]
         if not rows:
             rows.append(("time over plain attention's", *lines[0][2:]))
-        rows += [(what.lower(), *cells[2:]) for cells in lines if cells[0] == entry.name]
+        rows += [(what.lower(), *cells[2:]) for cells in lines if cells[0] == titled(entry.name)]
     if not rows:
         raise ExtensionError("docs/performance.md must have the tables of the price of position, got none")
     if len(rows) == 1:
@@ -196,9 +197,9 @@ def _study(entry: Entry) -> str:
         losses = lines[lines.index(next(line for line in lines if line.startswith("| scheme | seeds |"))) :]
         table_of = losses[: losses.index("")]  # other tables of the page have the same names
         cells = {c[0]: c for c in ([cell.strip() for cell in line.strip("|").split("|")] for line in table_of)}
-        if entry.name in cells:
+        if (name := titled(entry.name)) in cells:
             rows = rows or [("length", *cells["scheme"][1:])]
-            rows.append((f"[{text}](../study/{page}.md)", *cells[entry.name][1:]))
+            rows.append((f"[{text}](../study/{page}.md)", *cells[name][1:]))
     if not rows:
         return f"It is not one of the schemes of [the study](../study/index.md). {_compared(entry)}\n"
     return f"{READ}\n\n{table(*zip(*rows, strict=True))}"  # a column for each text, for narrow screens
@@ -220,7 +221,7 @@ def page(entry: Entry) -> str:
     """The page of a scheme, as Markdown."""
     laws, others = _laws(entry)
     return PAGE.format(
-        title=entry.title,
+        title=titled(entry.name),
         name=entry.name,
         kind=entry.scheme.__name__,
         index="\n   :no-index:" if any(entry.variant) else "",

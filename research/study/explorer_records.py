@@ -13,7 +13,7 @@ from posenc_lab.explore.records import summarised
 from posenc_lab.extend.settings import CROPPED
 from posenc_lab.extend.summary import MIN_PIECES
 from study.devices import on_cpu
-from study.findings import HERE, Part, Text, contrasts, label, signed
+from study.findings import HERE, Part, Text, contrasts, key, label, signed
 from study.puzzles import task
 from study.run import PLANNED, TASKS
 
@@ -54,7 +54,7 @@ def _summarised(of: Part) -> dict[str, Any]:
 
 def _one(name: str, found: Mapping[str, Any], verdict: str, command: str = "make study") -> dict[str, Any]:
     """A summary under its name, with schemes named as the study's tables have them."""
-    told = {**found, "schemes": [label(scheme) for scheme in found["schemes"]]}
+    told = {**found, "schemes": [key(scheme) for scheme in found["schemes"]]}
     told["seeds"] = _labelled(found["seeds"])
     # Times of steps are left out: the machine had other work at the time.
     told["costs"] = _labelled({s: {**cost, "step": None, "seconds": None} for s, cost in found["costs"].items()})
@@ -66,7 +66,7 @@ def _one(name: str, found: Mapping[str, Any], verdict: str, command: str = "make
 
 
 def _labelled(of: Mapping[str, Any]) -> dict[str, Any]:
-    return {label(scheme): value for scheme, value in of.items()}
+    return {key(scheme): value for scheme, value in of.items()}
 
 
 def extension(given: Mapping[str, Any]) -> dict[str, Any]:

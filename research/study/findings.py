@@ -23,6 +23,7 @@ from posenc_lab.compare.tuning import chosen
 from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.records import Record, read
 from posenc_lab.kit.statistics import holm, verdict
+from posenc_lab.kit.titles import titled
 from study.archives import RECORDS, unpack
 from study.claims import agrees
 from study.devices import once
@@ -32,15 +33,20 @@ HERE = Path(__file__).parent
 PUBLISHED: Mapping[str, Any] = tomllib.loads((HERE / "published.toml").read_text())
 LENGTHS = (128, 1024)
 MEASURE = "sliding"
-LABELS = dict.fromkeys((SCHEMES["windows"], OF_TWO_LAYERS["windows"]), "RoPE in windows with NoPE")
+WINDOWS = (SCHEMES["windows"], OF_TWO_LAYERS["windows"])
 TRIALS = 15
 MULTIPLIERS = {entry.name: entry.rate for entry in catalog()}
 AT_ONE_RATE = Rate(0.005, 1.0)  # the default of posenc compare, and no more for what a scheme learns
 
 
+def key(scheme: str) -> str:
+    """A scheme as the explorer's records have it."""
+    return titled(scheme) if scheme in WINDOWS else scheme
+
+
 def label(scheme: str) -> str:
     """A scheme as tables have it."""
-    return LABELS.get(scheme, scheme)
+    return titled(scheme)
 
 
 def signed(value: float) -> str:

@@ -35,6 +35,7 @@ from study.findings import (
     contrasts,
     exploratory,
     interval,
+    key,
     label,
     records,
     short,
@@ -163,7 +164,7 @@ def _of_puzzles(tasks: Sequence[Task]) -> dict[str, Any]:
         "rows": [
             {
                 "label": label(scheme),
-                "schemes": [scheme] if label(scheme) == scheme else [],
+                "schemes": [scheme] if key(scheme) == scheme else [],
                 "figures": [cell(each, scheme) for each in tasks],
             }
             for scheme in tasks[0].summary.schemes
@@ -193,7 +194,7 @@ def _table(of: Text, far: bool) -> dict[str, Any]:
         "rows": [
             {
                 "label": label(scheme),
-                "schemes": [scheme] if label(scheme) == scheme else [],  # a schedule is none of the catalog
+                "schemes": [scheme] if key(scheme) == scheme else [],  # a schedule is none of the catalog
                 "figures": [gain] if far else cells[-len(heads) :],
             }
             for scheme, _, cells, gain in shown

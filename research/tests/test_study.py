@@ -113,9 +113,9 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pages, "TEXTS", {"python": 3, "plays": 3})
     pages.main()
     page = {path.stem: path.read_text() for path in (tmp_path / "study").iterdir()}
-    assert "`t5` gains most from a rate of its own, 0.50 bits per byte" in page["tuning"]
-    assert "gives `t5` by default, × 30, that one rate gives 2.300 and 3.300." in page["tuning"]
-    assert "| 1 | t5 | 2.500 | 2.000 | 3.500 | 3.000 | 0.02 | × 30, at an end | 2 |" in page["tuning"]
+    assert "T5 gains most from a rate of its own, 0.50 bits per byte" in page["tuning"]
+    assert "gives T5 by default, × 30, that one rate gives 2.300 and 3.300." in page["tuning"]
+    assert "| 1 | T5 | 2.500 | 2.000 | 3.500 | 3.000 | 0.02 | × 30, at an end | 2 |" in page["tuning"]
     of = findings.text("python", 3)
     (best,) = of.summary.best("sliding", 1024)[:1]
     value = of.summary.bits("sliding", best, 1024)
@@ -133,7 +133,7 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     python, plays, *others = json.loads((tmp_path / "records.json").read_text())["records"]
     assert (python["name"], plays["name"]) == ("Python's packages", "Shakespeare's works")
     assert python["source"].startswith("the Python files of Django 5.2.8 and SQLAlchemy 2.0.44 (1,234,567 bytes)")
-    assert python["seeds"] == {findings.label(scheme): 3 for scheme in schemes}
+    assert python["seeds"] == {findings.key(scheme): 3 for scheme in schemes}
     for each in findings.contrasts(of):
         assert each.found is not None
         assert f"{findings.signed(each.found.mean)} at {each.claim['length']:,} ({each.verdict})" in python["verdict"]

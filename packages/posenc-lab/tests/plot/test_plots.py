@@ -18,6 +18,7 @@ from posenc.encoding.terms import ChannelDecay, Row
 from posenc.rotation.phases import OfHeads
 from posenc.schemes.catalog import Shape, catalog
 from posenc_lab.kit import style
+from posenc_lab.kit.titles import titled
 from posenc_lab.plot import command, overview, pairs, panels, rotations, sentences, vectors
 from tests.rows import first_of
 
@@ -53,7 +54,7 @@ EXPECTED = {
     "lines": (8, {"position (tokens)"}),
     "table": (2, {"position (tokens)", "dimension (index)", "value of the vector"}),
     "similarity": (5, {"position (tokens)", "cosine similarity"}),
-    "bias": (15, {"key (position)", "alibi\ncausal\nquery (position)", "bias\n(added to the score)"}),
+    "bias": (15, {"key (position)", "ALiBi\ncausal\nquery (position)", "bias\n(added to the score)"}),
     "bias_by_distance": (8, {"key − query (positions)", "bias", "factor"}),
     "shaw_window": (1, {"key: word and position", "query: word and position"}),
     "attention": (5, {"query", "key", "attention weight (rows sum to 1)"}),
@@ -129,9 +130,8 @@ def test_every_scheme_is_in_a_figure(entry) -> None:
         drawn.append(sentences.attention(schemes=(entry.name,)))
     assert drawn or entry.name in ("lie_re", "cameras")  # a picture of maps of several coordinates there is not
     for figure in drawn:
-        assert any(
-            entry.name in words for words in (*titles(figure), *(label.replace("\n", ", ") for label in labels(figure)))
-        )
+        said = (*titles(figure), *(label.replace("\n", ", ") for label in labels(figure)))
+        assert any(titled(entry.name) in words for words in said)
 
 
 def test_every_scheme_has_a_panel_in_one_family() -> None:
@@ -143,7 +143,7 @@ def test_every_scheme_has_a_panel_in_one_family() -> None:
             assert axes.images or axes.lines or axes.get_label() == "<colorbar>"
             assert axes.get_ylabel()
         named += [title.partition(":")[0] for title in titles(figure)]
-    assert sorted(named) == sorted(entry.name for entry in catalog())
+    assert sorted(named) == sorted(titled(entry.name) for entry in catalog())
 
 
 def panel(name: str, length: int = 9) -> np.ndarray:
@@ -206,18 +206,18 @@ def test_bias_matrices_are_slope_times_distance() -> None:
 def test_the_default_lines_are_those_of_the_schemes() -> None:
     figure = pairs.bias_by_distance(length=20)
     drawn = {title.split(",")[0]: axes for title, axes in zip(titles(figure), figure.axes, strict=False)}
-    shaw = np.asarray(drawn["shaw"].lines[0].get_ydata())
+    shaw = np.asarray(drawn["Shaw"].lines[0].get_ydata())
     assert len(set(shaw[:13])) == len(set(shaw[-13:])) == 1  # past the window of 8 all distances share a vector
     assert len(set(shaw)) == 17
-    assert len(set(np.asarray(drawn["relative_1d"].lines[0].get_ydata()))) == 41
+    assert len(set(np.asarray(drawn["Relative 1D"].lines[0].get_ydata()))) == 41
     factor = posenc.DistanceAware(4)
     with torch.no_grad():
         factor.w.copy_(torch.linspace(-0.3, 0.3, 4))
     wanted = factor.factor(torch.arange(-20.0, 21).double()).detach().numpy()
     for head in range(4):
         # The distance meets weights of float32, in another order of operations.
-        np.testing.assert_allclose(drawn["distance_aware"].lines[head].get_ydata(), wanted[head], rtol=1e-6)
-    assert drawn["distance_aware"].get_ylabel() == "factor"
+        np.testing.assert_allclose(drawn["DA-Transformer"].lines[head].get_ydata(), wanted[head], rtol=1e-6)
+    assert drawn["DA-Transformer"].get_ylabel() == "factor"
 
 
 def test_common_axes_are_common_to_biases_alone() -> None:

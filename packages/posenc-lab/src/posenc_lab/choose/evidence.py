@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from posenc_lab.kit.files import packaged
+from posenc_lab.kit.titles import titled
 
 TEXTS = {"python": "the Python files of Django 5.2.8 and SQLAlchemy 2.0.44", "plays": "Shakespeare's works"}
 """The texts on which claims are tested, and what each is."""
@@ -77,7 +78,7 @@ def tables() -> tuple[PublishedTable, ...]:
 
 
 def _row(row: Mapping[str, Any]) -> Row:
-    return Row(row["label"], tuple(row["schemes"]), tuple(row["figures"]))
+    return Row(titled(row["label"]), tuple(row["schemes"]), tuple(row["figures"]))
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,10 @@ def claims() -> tuple[dict[str, Any], ...]:
 
 def described(claim: Mapping[str, Any]) -> dict[str, Any]:
     """A claim in words: its subject, what was published, and our result on each text."""
-    first, second = claim["contrast"]
+    first, second = map(titled, claim["contrast"])
     published = claim["published"]
     return {
-        "about": f"{first} minus {second}, at {claim['length']:,} bytes",
+        "about": f"{first} compared with {second}, at {claim['length']:,} bytes",
         "published": published["claim"],
         "source": published["source"],
         "url": published["url"],
@@ -131,7 +132,8 @@ def _found(found: Mapping[str, Any] | None) -> str:
         return "no verdict here yet"
     if found["status"] == "not run":
         return f"not run: {found['why']}"
-    return (
-        f"{found['verdict']}, by {found['mean']:+.3f} bits per byte (95 % interval {found['low']:+.3f} to "
-        f"{found['high']:+.3f}, {found['seeds']} seeds); agrees with what was published: {found['agrees']}"
-    )
+    mean, verdict = found["mean"], found["verdict"]
+    differs = verdict in ("lower", "higher")
+    size = f"{abs(mean):.3f} bits per byte {verdict}" if differs else f"{verdict}, {mean:+.3f} bits per byte"
+    interval = f"95 % interval {found['low']:+.3f} to {found['high']:+.3f}, {found['seeds']} seeds"
+    return f"{size} ({interval}); agrees with what was published: {found['agrees']}".replace("-", "−")

@@ -21,6 +21,7 @@ from posenc.schemes.entry import GIVEN, Entry, Law, Shape
 from posenc_lab.choose.evidence import PublishedTable, tables
 from posenc_lab.explore import data
 from posenc_lab.explore.mathml import mathml
+from posenc_lab.kit.titles import titled
 from posenc_lab.laws.laws import QUESTIONS
 from posenc_lab.laws.probe import SHAPE
 from posenc_lab.laws.table import definition, head
@@ -119,7 +120,7 @@ def formula(entry: Entry) -> str:
 def _entry(entry: Entry, measured: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": entry.name,
-        "title": entry.title,
+        "title": titled(entry.name),
         "signature": entry.signature,
         "options": [asdict(option) for option in options(entry)],
         "doors": entry.doors,

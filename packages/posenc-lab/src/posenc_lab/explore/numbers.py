@@ -19,6 +19,7 @@ from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
 from posenc.schemes.entry import Entry, Shape
 from posenc_lab.explore import data
 from posenc_lab.explore.catalog import Option, options
+from posenc_lab.kit.titles import titled
 from posenc_lab.laws.table import audit
 from posenc_lab.plot import overview, panels
 
@@ -138,7 +139,7 @@ def own(names: str) -> dict[str, Any]:
     sizes = ("dim", "num_heads", "head_dim", "max_positions")
     return {
         "name": names,
-        "title": " + ".join(entry.title for entry in entries),
+        "title": " + ".join(titled(entry.name) for entry in entries),
         "signature": " + ".join(entry.signature for entry in entries),
         "options": [
             {"name": name, "kind": "other", "required": True, "default": None, "built": getattr(shape, name)}

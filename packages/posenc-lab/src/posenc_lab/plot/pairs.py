@@ -116,7 +116,7 @@ def _shape(
 
 def alibi_forms(num_heads: int = 4) -> dict[str, Scheme]:
     """ALiBi's three forms: one for decoders, two for encoders."""
-    return {f"alibi, {form}": ALiBi(num_heads, form) for form in ("causal", "bidirectional", "directed")}
+    return {f"ALiBi, {form}": ALiBi(num_heads, form) for form in ("causal", "bidirectional", "directed")}
 
 
 # -- bias matrices and bias by distance -------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def bias_by_distance(
                 panel.set_ylim(low - room, high + room)
             if index + columns >= len(drawn):
                 panel.set_xlabel("key − query (positions)", size=10)
-        alibi = [p for p in axes if p.get_title(loc="left").startswith("alibi")]
+        alibi = [p for p in axes if p.get_title(loc="left").startswith("ALiBi")]
         for panel in alibi[1:]:
             panel.sharey(alibi[0])
         handles = panels.head_lines(max(map(len, curves)), dark)
@@ -256,8 +256,8 @@ def bias_by_distance(
 def _examples(num_heads: int, head_dim: int, shape: Shape) -> list[Named]:
     drawn = panels.named(alibi_forms(num_heads), shape)
     with panels.fixed_draws(), torch.no_grad():
-        drawn.append(Named("shaw, k = 8", Shaw(head_dim, max_distance=8), fresh=True))
+        drawn.append(Named("Shaw, k = 8", Shaw(head_dim, max_distance=8), fresh=True))
         aware = DistanceAware(num_heads)
         aware.w.copy_(torch.linspace(-0.3, 0.3, num_heads))
     drawn += panels.named(("relative_1d", "transformer_xl"), shape)
-    return [*drawn, Named("distance_aware, w = −0.3 … 0.3", aware, fresh=False)]
+    return [*drawn, Named("DA-Transformer, w = −0.3 … 0.3", aware, fresh=False)]

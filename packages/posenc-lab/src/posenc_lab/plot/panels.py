@@ -28,6 +28,7 @@ from posenc.scheme import Scheme, with_random_parameters
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc_lab.kit import style
+from posenc_lab.kit.titles import titled
 
 Schemes: TypeAlias = str | Sequence[str] | Mapping[str, Scheme]
 """Catalog names (or compositions such as rope+alibi), built for the figure's sizes; or schemes by label."""
@@ -47,7 +48,8 @@ class Named:
     def title(self) -> str:
         """The name, marked "untrained" for new parameters, or "drawn at random" if they would start at zero."""
         random = any(part.zero_initialized for part in self.scheme.parts)
-        return f"{self.name}, {'drawn at random' if random else 'untrained'}" if self.fresh else self.name
+        name = titled(self.name)
+        return f"{name}, {'drawn at random' if random else 'untrained'}" if self.fresh else name
 
 
 def named(schemes: Schemes, shape: Shape, doors: Sequence[str] = ()) -> list[Named]:
