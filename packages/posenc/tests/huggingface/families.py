@@ -1,12 +1,14 @@
 """Compares what is read of every family with transformers' own code, on tiny models with random weights.
 
     python -m tests.huggingface.families
+    python -m tests.huggingface.families t5 pixtral    # these alone, and the others as they are in the record
 
 writes the figures into families.json, beside this file, and the table of families into docs/huggingface.md.
 """
 
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -394,14 +396,18 @@ def page(text: str, rows: str, types: str) -> str:
     return text
 
 
-def main() -> None:
-    families = {}
-    for name in sorted(NAMES):
+def main(names: list[str]) -> None:
+    record: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if names else {}
+    families, types, errors = (
+        {name: row for name, row in record.get(key, {}).items() if name not in names and name in (known or types_of())}
+        for key, known in (("families", NAMES), ("types", None), ("errors", None))
+    )
+    wrong = []
+    for name in sorted(NAMES & set(names or NAMES)):
         count, worst = compare(name)
         families[name] = described(name) | {"compared": count, "worst": float(f"{worst:.1e}")}
         print(f"{name}: {count} numbers, off by {worst:.1e}", flush=True)
-    types, errors, wrong = {}, {}, []
-    for name in sorted(CONFIG_MAPPING):
+    for name in names or types_of():
         types[name] = answer(name)
         try:
             found = asked_figures(name) if types[name].startswith("asked") else None
@@ -411,14 +417,21 @@ def main() -> None:
         if found is not None:
             errors[name] = float(f"{found[1]:.1e}")
         print(f"{name}: {types[name]}, off by {errors.get(name)}", flush=True)
-    record = {"transformers": transformers.__version__, "posenc": posenc.__version__, "families": families}
-    record |= {"types": types, "errors": errors}
+    record = {"transformers": transformers.__version__, "posenc": posenc.__version__}
+    record |= {
+        key: dict(sorted(rows.items())) for key, rows in (("families", families), ("types", types), ("errors", errors))
+    }
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), written(record), of_types(record)), encoding="utf-8")
     if wrong:
         raise SystemExit(f"{len(wrong)} families are not what was read: {'; '.join(wrong)}")
 
 
+def types_of() -> list[str]:
+    """All types of transformers."""
+    return sorted(CONFIG_MAPPING)
+
+
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
-    main()
+    main(sys.argv[1:])

@@ -11,9 +11,10 @@ from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterf
 
 from posenc import Positions, RoPE, Sinusoidal
 from posenc.huggingface import scheme_from_config
-from posenc.huggingface.asking import _sinusoids, _verify, positions_by_asking
+from posenc.huggingface.asking import _verify, positions_by_asking
 from posenc.huggingface.questions import NAME, Asked
 from posenc.huggingface.reading import Keys
+from posenc.huggingface.towers import sinusoids_of
 from posenc.huggingface.variants import Frequencies
 from tests.huggingface.configs import BUCKETS, HEADS, LATENT, LLAMA3, LONG, MSCALE, PLAIN, SHARED, SIZES, YARN, rope
 from tests.huggingface.tiny_models import config_of, disagreements
@@ -62,6 +63,10 @@ STACK |= {
 }
 PATCHES = {"depth": 4, "embed_dim": 36, "hidden_size": 36, "num_heads": 3, "intermediate_size": 24}
 WINDOWS = PATCHES | {"window_size": 56, "fullatt_block_indexes": [1]}
+PIXELS = {"image_size": 24, "patch_size": 4, "hidden_size": 48, "num_attention_heads": 2, "num_hidden_layers": 3}
+PIXELS |= {"intermediate_size": 24}
+OF_SAM = {"window_size": 3, "global_attn_indexes": [1], "pretrain_image_size": 12}
+OF_SOUND = STACK | {"max_source_positions": 50, "max_target_positions": 20, "max_position_embeddings": 20}
 INKLING = HEADS | {"rel_extent": 20, "log_scaling_n_floor": 15, "sliding_window_size": 6, "swa_num_attention_heads": 2}
 INKLING |= {"swa_head_dim": 12, "swa_num_key_value_heads": 1, "local_layer_ids": [0, 1, 2]}
 PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
@@ -94,6 +99,65 @@ PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
         None,
         WINDOWS,
         ["layers 0, 2, 3: RoPE, base 10000, all 12 channels", "windows of 4 x 4 patches"],
+    ),
+    (
+        "ctrl",
+        None,
+        {"n_layer": 2, "n_embd": 36, "n_head": 3},
+        ["input: Sinusoidal(36, base=10000.0, layout='concatenated'"],
+    ),
+    (
+        "pixtral",
+        None,
+        PIXELS,
+        ["half layout, pairs by axis 6 row, 6 column, Frequencies", "of 6 x 6 patches, by row, col"],
+    ),
+    (
+        "llama4_vision_model",
+        None,
+        PIXELS,
+        [
+            "AxialRoPE(24, convention='index', base=10000.0",
+            "1 of them, turn as a patch before the first row and column",
+        ],
+    ),
+    ("vit_mae", None, PIXELS, ["Sinusoidal(48, base=10000.0, layout='concatenated', axes=2)", "are column and row"]),
+    (
+        "videomae",
+        None,
+        PIXELS | {"num_frames": 4},
+        ["axes=1)", "of 2 x 6 x 6 patches, by time, row, column", "in one line"],
+    ),
+    ("dinov2_with_registers", None, PIXELS, ["encoder, 3 layers, 37 positions", "input: Learned(37, 48)"]),
+    ("deit", None, PIXELS, ["input: Learned(38, 48)"]),
+    (
+        "siglip2_vision_model",
+        None,
+        PIXELS | {"num_patches": 36},
+        ["fitted to the grid, which is not read: embeddings.pos"],
+    ),
+    ("sam3_vit_model", None, PIXELS | OF_SAM, ["6 column, 6 row", "windows of 3 x 3 patches", "layer 1: RoPE"]),
+    ("glm4v_vision", None, PATCHES, ["2 axes, whole text", "positions are added to patches too, fitted to the grid"]),
+    ("whisper", "encoder", OF_SOUND, ["encoder, 2 layers, 50", "Sinusoidal(36, base=10000.0, layout='tensor2tensor'"]),
+    ("whisper", "decoder", OF_SOUND, ["decoder, 3 layers, 20", "Learned(20, 36)"]),
+    (
+        "voxtral_encoder",
+        None,
+        {"num_hidden_layers": 2, "hidden_size": 36, "num_attention_heads": 3},
+        ["does not train"],
+    ),
+    ("speech_to_text", "encoder", STACK, ["OffsetSinusoidal(36, offset=2)", "asked of "]),
+    (
+        "wav2vec2",
+        None,
+        {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+        ["a convolution is added to them, which sees where the"],
+    ),
+    (
+        "timesfm2_5",
+        None,
+        {"num_hidden_layers": 2, "hidden_size": 36},
+        ["decoder, 2 layers", "all 80 channels, half layout"],
     ),
     ("switch_transformers", None, BUCKETS, ["decoder, 12 layers", "T5(3, num_buckets=32, max_distance=128, bidir"]),
     ("longt5", "decoder", BUCKETS, ["decoder, 2 layers", "bidirectional=False), whole text, scale 1"]),
@@ -173,7 +237,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {},
         "of gpt_neo could not be read from its model's code: it has attention classes of its own, and takes no other",
     ),
-    ("ctrl", {}, "tokens already differ where transformer.h.0.multi_head_attention.Wq.weight takes them"),
+    (
+        "vjepa2",
+        PIXELS | {"crop_size": 24, "frames_per_clip": 8},
+        "queries change their length with position, each head",
+    ),
+    ("yolos", PIXELS | {"image_size": [24, 24]}, "positions are added to its tokens 3 times"),
+    ("canary_decoder", {}, "what its model adds to its input are no sinusoids in an order that is known"),
     ("nanochat", {"num_hidden_layers": 600}, "its num_hidden_layers must be within 1..512, got 600"),
     (
         "nanochat",
@@ -219,11 +289,11 @@ def test_another_scheme_than_the_model_has_is_seen(name: str) -> None:
 
 def test_sinusoids_in_another_order_are_seen() -> None:
     table = Sinusoidal(8).table(Positions.arange(20), dtype=torch.float64)[0]
-    assert repr(_sinusoids("embed", table[:7], table, None)) == repr(Sinusoidal(8))
+    assert repr(sinusoids_of("embed", table[:7], table, None)) == repr(Sinusoidal(8))
     wrong = torch.cat((table[:19], table[:1]))
     for added, rows in ((table.flip(1), None), (table[:7], wrong)):
         with pytest.raises(ValueError, match="what embed adds to its input are no sinusoids in an order that is known"):
-            _sinusoids("embed", added, rows, 0)
+            sinusoids_of("embed", added, rows, 0)
 
 
 def test_asking_leaves_nothing_behind() -> None:

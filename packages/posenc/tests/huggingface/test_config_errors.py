@@ -184,15 +184,8 @@ REFUSED: list[tuple[Any, str]] = [
     (of("rwkv"), "of rwkv could not be read from its model's code: its attention is code of its own"),
     (of("lama"), r"got 'lama' \(did you mean 'llama'\?\)"),
     ({}, "config must have a model_type, got None"),
-    (
-        of("llama4", part="vision"),
-        "of llama4_vision_model could not be read from its model's code: it takes pixel_values, and no input",
-    ),
     (of("llama", part="text"), "part must be one that llama has, and it has no text_config, got 'text'"),
-    (
-        of("speech_to_text", part="encoder"),
-        "of speech_to_text could not be read from its model's code: it takes input_features, and no",
-    ),
+    (of("sam3_video"), "its model's code: it takes inference_session, and no input_ids"),
     (
         of("sam"),
         "its model's code: .*the configurations of its parts, such as prompt_encoder_config, are read alone",

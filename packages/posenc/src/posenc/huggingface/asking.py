@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,9 +25,7 @@ from torch import Tensor
 from posenc.huggingface import indexers
 from posenc.huggingface.questions import (
     BY_SLOT,
-    COUNTED,
     FRESH,
-    GRID,
     LARGEST,
     LAYERS,
     PLACES,
@@ -36,24 +36,27 @@ from posenc.huggingface.questions import (
     Answer,
     Asked,
     Call,
+    built,
+    within,
 )
 from posenc.huggingface.reading import Keys, Layer, ModelPositions, scaled, summarize_model
-from posenc.huggingface.variants import Frequencies, OffsetLearned, OffsetSinusoidal
+from posenc.huggingface.towers import Tower, sinusoids_of
+from posenc.huggingface.variants import Frequencies, table_of
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Window, window_words
 from posenc.rotation.scaling_parameters import ScalingParameters
 from posenc.rotation.scalings import LongRoPE, NTKAware
 from posenc.schedule import ranges
 from posenc.scheme import Scheme
+from posenc.schemes.axial_rope import AxialRoPE
 from posenc.schemes.indexer import Indexer
 from posenc.schemes.inkling import Inkling
-from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
 from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
-from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.schemes.t5 import T5
 
+FOUND = "found by asking transformers' code, as queries and keys reach attention"
 ACROSS = "attention of the decoder to the encoder has no positions"
 
 
@@ -84,7 +87,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         if not 1 <= value <= LAYERS:
             raise ValueError(f"its {name} must be within 1..{LAYERS}, got {value}")
     count = counts.get(f"{stack}_layers", counts.get("num_hidden_layers", 0))
-    length = getattr(config, "max_position_embeddings", None)
+    length = getattr(config, "max_position_embeddings", getattr(config, "max_target_positions", None))
     length = length if isinstance(length, int) and length > 0 else None
     if length is not None and not 1 < length <= ROWS:
         raise ValueError(f"its max_position_embeddings must be within 2..{ROWS}, got {length}")
@@ -98,18 +101,20 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         config = copy.deepcopy(config)
         for name in ("floor_scale", "log_scaling_n_floor"):
             setattr(config, name, WARM + 4)
-    asked = Asked(config, stack)
+    model = built(config, stack)
+    takes = inspect.signature(model.forward).parameters
+    asked = (Asked if "input_ids" in takes or "grid_thw" in takes else Tower)(config, stack, model)
     asked.even = even
     asked.reset(1)
     scalings = _candidates(config, length)
-    end = min(4096 if length is None else length, 4096 * ROWS if asked.takes_ids else COUNTED)
-    first, fresh = (_within(places, end) for places in (PLACES, FRESH))
+    first, fresh = asked.places(length)
+    end = int(first[-1]) + 1
     answer = asked(first)
     if asked.takes_ids and (biased := [call.bias for call in answer.calls if call.bias is not None]):
         still = [call.bias for call in asked(torch.zeros_like(first)).calls if call.bias is not None]
         if len(still) == len(biased) and all(map(torch.equal, biased, still)):  # it counts slots
             asked.takes_ids, end = False, min(end, SLOTS)
-            first, fresh = (_within(places, end) + WARM for places in (PLACES, FRESH))
+            first, fresh = (within(places, end) + WARM for places in (PLACES, FRESH))
             answer = asked(first)
     plain = asked.without_factor(answer)
     is_normalized = asked.normalized
@@ -122,12 +127,11 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
     axes = _by_axis(asked, first)
     if axes:
         mixed = asked(torch.stack((fresh, fresh // 2, fresh // 3))[: len(axes), None])
-    masks = asked(torch.arange(GRID**2 if asked.axes else 24), by_ids=asked.axes > 0)
-    if asked.axes:  # one call of those for each window
-        masks.calls = list({call.module: call for call in reversed(masks.calls)}.values())[::-1]
-    if asked.sinusoids:
-        masks = asked(torch.arange(min(end, COUNTED)), by_ids=False)
-    table = None if asked.axes else _table(masks, asked.sinusoids, keys)
+    masks = asked.masks(end)
+    if isinstance(asked, Tower):
+        table, remarks = asked.table(first)
+    else:
+        table, remarks = None if asked.axes else _table(asked, masks, keys), []
     layers: dict[int, tuple[Scheme, Window, Layer, bool]] = {}
     kinds: dict[int, tuple[Scheme, Window, Layer, bool]] = {}
     made: dict[str, Scheme] = {}
@@ -141,7 +145,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             if "indices" not in call.options  # each layer has an indexer of its own, or takes another's choice
             and (call.bias is None or answer.buckets)  # and profiles of its own, or another's table
             and masks.calls[n].mask is masks.calls[m].mask
-            and masks.calls[n].query.shape == masks.calls[m].query.shape
+            and masks.calls[n].tokens == masks.calls[m].tokens
             and all(each.calls[n].same(each.calls[m]) for each in answers)
         ]
         if alike:
@@ -167,7 +171,8 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
                 scheme.length = floor
             chosen = _indexed(scheme, [(each.calls[n], each.places) for each in (masks, answer, *again)], chosen_by)
             is_causal = bool(call.options.get("is_causal", getattr(call.module, "is_causal", True)))
-            window, causal = _window(_ruled(masks.calls[n], masks.calls, config, is_causal), config, is_causal)
+            bounds = SimpleNamespace() if asked.is_tower else config  # the masks of towers are seen whole
+            window, causal = _window(_ruled(masks.calls[n], masks.calls, bounds, is_causal), bounds, is_causal)
             slides = call.options.get("sliding_window")
             reach = window if not isinstance(window, tuple) or window[0] is None else window[0] + 1
             if slides is not None and slides != reach:
@@ -177,10 +182,12 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         if axes:
             scheme = _allocated(scheme, [each.calls[n] for each in axes], first, scalings)
             _verify(scheme, mixed.calls[n], others[0].calls[n], mixed.places)
+        if isinstance(asked, Tower):
+            remarks += [each for each in asked.others(scheme, answer.calls[n]) if each not in remarks]
         scheme = _by_weights(scheme, plain.calls[n])
         scheme = made.setdefault(table_of or repr(scheme), scheme)
         layer = replace(_layer(call, (plain.calls[n], others[0].calls[n])), **chosen)
-        if asked.axes and (count_of := masks.calls[n].query.size(2)) < GRID**2:
+        if (count_of := masks.calls[n].tokens[1]) < asked.whole:
             layer = replace(layer, patches=_side(count_of, config))
         said = kinds[n] = scheme, window, layer, causal
         if layers.setdefault(call.layer, said) != said:
@@ -192,12 +199,12 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         raise ValueError(f"the configuration has {by_slot[0]}, and no query grows with its position")
     if len({causal for *_, causal in layers.values()}) > 1:
         raise ValueError("some layers are causal and others are not")
-    remarks = [f"found by asking transformers' code, as queries and keys reach attention: {type(asked.model).__name__}"]
+    remarks.insert(0, f"{FOUND}: {type(asked.model).__name__}")
     if len(answer.calls) < count and (bare := sorted(set(range(count)) - set(layers))):
         remarks.append(f"layers {ranges(bare)} of {count} have no attention, and are not counted above")
-    if asked.axes:
+    if asked.axes and not asked.is_tower:
         remarks.append(f"coordinates are {' and '.join(('time', 'row', 'column')[-asked.axes :])} of patches")
-    if not asked.takes_ids:
+    if not asked.takes_ids and not asked.is_tower:
         remarks.append("transformers counts positions, and takes no position_ids")
     if any(isinstance(scheme, Inkling) and scheme.extent >= end for scheme, *_ in layers.values()):
         remarks.append(f"its bias was seen up to distance {end - 1}")
@@ -207,10 +214,12 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         remarks.append("transformers counts chunks by slots less left padding, not by position_ids")
     if any(isinstance(getattr(part, "scaling", None), LongRoPE) for scheme in made.values() for part in scheme.parts):
         remarks.append("transformers takes the long list for the whole batch as soon as one of its rows is long")
-    if asked.axes and masks.tables:
+    if asked.axes and masks.tables and not asked.is_tower:
         remarks.append(
             f"a learned table is added to patches, fitted to the grid, which is not read: {next(iter(masks.tables))}"
         )
+    if asked.axes and asked.added and not asked.is_tower:
+        remarks.append("positions are added to patches too, fitted to the grid, which is not read")
     if masks.across:
         remarks.append(ACROSS)
     which = [layers[n] for n in sorted(layers)]
@@ -221,7 +230,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         [layer for _, _, layer, _ in which],
         input=table,
         causal=which[0][3],
-        length=length,
+        length=getattr(table, "max_positions", keys.get("max_source_positions")) if asked.is_tower else length,
         remarks=tuple(remarks),
     )
 
@@ -231,51 +240,37 @@ def _slots(places: Tensor) -> Tensor:
     return torch.arange(WARM, WARM + places.size(-1))
 
 
-def _within(places: tuple[int, ...], length: int) -> Tensor:
-    return torch.tensor([*(place for place in places if place < length - 1), length - 1])
-
-
 def _side(patches: int, config: Any) -> int:
     """The side of a window of so many patches."""
     side = math.isqrt(patches)
-    if side**2 != patches or getattr(config, "window_size", None) != side * config.patch_size:
+    if side**2 != patches or getattr(config, "window_size", side) not in (
+        side,
+        side * getattr(config, "patch_size", 1),
+    ):
         raise ValueError(f"attention is within parts of {patches} patches, which are not its window_size")
     return side
 
 
-def _table(answer: Answer, sinusoids: Mapping[str, tuple[Tensor, Tensor | None]], keys: Keys) -> Scheme | None:
+def _table(asked: Asked, answer: Answer, keys: Keys) -> Scheme | None:
     """The learned table or the sinusoids that are added to the input."""
-    tables = list(answer.tables.values())
-    if len(tables) + len(sinusoids) > 1:
-        raise ValueError(f"it has several tables by position, {', '.join([*answer.tables, *sinusoids])}")
-    for name, (added, every) in sinusoids.items():
-        return _sinusoids(name, added, every, keys.get("pad_token_id"))
+    tables, padding = list(answer.tables.values()), keys.get("pad_token_id")
+    if len(tables) + len(asked.sinusoids) + len(asked.added) > 1:
+        raise ValueError(
+            f"positions are added to its tokens more than once, by {', '.join([*answer.tables, *asked.sinusoids])}"
+        )
+    for name, (added, every) in asked.sinusoids.items():
+        return sinusoids_of(name, added, every, padding)
+    for added in asked.added:
+        if (rows := asked.rows_of(added, (0, 1, 2, (padding or 0) + 1))) is not None:
+            return table_of(rows[2], added.size(1), rows[1])
+        return sinusoids_of("its model", added, None, padding)
     if not tables:
         return None
     [(weight, rows)] = tables
     offset = rows[0] - int(answer.places[0])
     if rows != [int(place) + offset for place in answer.places] or offset < 0:
         raise ValueError(f"positions {answer.places.tolist()} are rows {rows} of its table")
-    size = (weight.size(0), weight.size(1))
-    return OffsetLearned(*size, offset) if offset else Learned(*size)
-
-
-def _sinusoids(name: str, added: Tensor, rows: Tensor | None, padding: Any) -> Scheme:
-    """The sinusoids that a module added to its tokens, and all the rows that it has."""
-    dim = added.size(1)
-    tries: list[Scheme] = [Sinusoidal(dim, layout=each) for each in ("interleaved", "concatenated", "tensor2tensor")]
-    tries += [OffsetSinusoidal(dim, each) for each in dict.fromkeys((1, 2, (padding or 0) + 1))]
-    for scheme in tries:
-        offset = getattr(scheme, "offset", 0)
-        all_rows = added if rows is None else rows[offset:]
-        count = max(len(added), len(all_rows))
-        table = scheme.table(Positions.arange(count), dtype=torch.float64)
-        assert table is not None
-        ours = table[0]
-        bound = (torch.arange(count) * 2**-22 + 2**-20)[:, None]
-        if all(bool(((ours[: len(x)] - x).abs() <= bound[: len(x)]).all()) for x in (added, all_rows)):
-            return scheme
-    raise ValueError(f"what {name} adds to its input are no sinusoids in an order that is known")
+    return table_of(weight.size(0), weight.size(1), offset)
 
 
 def _layer(call: Call, plain: tuple[Call, Call]) -> Layer:
@@ -393,7 +388,7 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
     rule = getattr(mask, "rule", None)
     is_seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     if rule is None:
-        seen = is_seen[0, 0]
+        seen, total = is_seen[0, 0], is_seen.size(-1)
         sees = {i: seen[i].nonzero().flatten() for i in QUERIES if i < len(seen)}
         bounds = [name for name, value in vars(config).items() if BOUNDED.search(name) and value]
         if bounds := [
@@ -406,7 +401,7 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
                 f"{bounds[0]}"
             )
     else:
-        sees = {}
+        sees, total = {}, math.inf
         numbers = [value for name, value in vars(config).items() if BOUNDED.search(name) and type(value) is int]
         for i in (*QUERIES, *(n + 9 for n in numbers if QUERIES[-1] <= n <= ROWS)):
             there = torch.arange(2 * i + 8 if i else 2**18)
@@ -416,7 +411,7 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
     if len(ends) < len(sees) or any(len(sees[i]) != last - first + 1 for i, (first, last) in ends.items()):
         raise ValueError("a query does not see one run of keys")
     causal = all(last == i for i, (_, last) in ends.items())
-    if not causal and any(last <= i for i, (_, last) in ends.items()):
+    if not causal and any(last <= i and i + 1 < total for i, (_, last) in ends.items()):
         raise ValueError(f"the last query sees keys {ends[max(ends)]}, and the first {ends[0]}")
     if all(first == 0 for first, _ in ends.values()):
         return None, causal
@@ -560,6 +555,12 @@ def _rope(
         tries.append(functools.partial(RoPE, head_dim, base, **options))
         exact = tuple((-(base ** (-torch.arange(pairs, dtype=torch.float64) / pairs))).tolist())
         tries.append(functools.partial(RoPE, head_dim, base, scaling=Frequencies(exact, factor), **options))
+    for (base, _), count in itertools.product(scalings, (pairs, pairs // 2)):  # in another order, or of each axis
+        exact_of = base ** (-torch.arange(max(count, 1), dtype=torch.float64) / max(count, 1))
+        nearest = exact_of[(theta[:, None] - exact_of).abs().argmin(1)]
+        tries.append(
+            functools.partial(RoPE, head_dim, base, scaling=Frequencies(tuple(nearest.tolist()), factor), **options)
+        )
     free = Frequencies(tuple(theta.tolist()), factor)
     tries.append(functools.partial(RoPE, head_dim, scaling=free, **options))
     for make in tries:
@@ -616,7 +617,10 @@ def _turning(x: Tensor, places: Tensor) -> Turning | None:
                 found.append((layout, low, width, _angles(z, places)))
                 break
     if len(found) != 1:
-        raise ValueError(f"channels {low}..{high - 1} of {x.size(-1)} change with position, and do not turn in pairs")
+        raise ValueError(
+            f"channels {low}..{high - 1} of {x.size(-1)} change with position, and do not turn in half or interleaved "
+            "pairs"
+        )
     return found[0]
 
 
@@ -668,6 +672,11 @@ def _allocated(scheme: Scheme, calls: list[Call], places: Tensor, scalings: list
             of_axis = RoPE(scheme.head_dim, base, scheme.layout, scheme.rotary_dim, axes)
             if not scheme.first_channel and torch.allclose(of_axis.frequencies()[0].repeat(1, axes)[0], theta, 1e-5, 0):
                 return of_axis
+    for base, _ in scalings if axes == 2 and not scheme.head_dim % 4 else []:
+        of_patches = AxialRoPE(scheme.head_dim, base=base)
+        same = of_patches.layout == scheme.layout and of_patches.allocation == tuple(allocation.tolist())
+        if same and torch.allclose(of_patches.frequencies()[0][0], theta, 1e-5, 1e-6):
+            return of_patches
     return like(scheme, allocation=allocation.tolist(), axes=axes)
 
 
@@ -695,7 +704,7 @@ def _scale_of_queries(call: Call, places: Tensor, config: Any) -> tuple[QuerySca
     if float((grows - 1).abs().max()) < 1e-6:
         return None, torch.ones_like(grows[0])
     if float((grows - grows[:1]).abs().max()) > 1e-6:
-        raise ValueError("heads scale their queries by position, each in its way")
+        raise ValueError("queries change their length with position, each head in its way")
     numbers = [n for n in _values(config) if not isinstance(n, bool)]
     lengths = [None, *dict.fromkeys(int(n) for n in numbers if n >= 2 and float(n).is_integer())]
     strengths = [None, *dict.fromkeys(float(n) for n in numbers if 0 < n < 2)]

@@ -29,7 +29,6 @@ PARTS = {"text": "text_config", "vision": "vision_config"}
 """The keys of the parts that can be read, in a configuration of several models."""
 
 STACKS = ("encoder", "decoder")
-TWO_STACKS = frozenset({"whisper"})
 
 
 def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence[str] = ()) -> ModelPositions:
@@ -70,8 +69,7 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
             _check_outer(whole, name, ignored)
         elif part in PARTS:
             raise ValueError(f"part must be one that {whole.model_type} has, and it has no {name}, got {part!r}")
-    has_stacks = found.model_type not in READERS and getattr(found, "is_encoder_decoder", False)
-    if found.model_type in TWO_STACKS or has_stacks:
+    if found.model_type not in READERS and getattr(found, "is_encoder_decoder", False):
         inside = "decoder" if part in (None, *PARTS) else part
         check_choice("part", inside, STACKS)
     elif part not in (None, *PARTS):

@@ -23,15 +23,13 @@ from posenc.huggingface.reading import (
     scaled,
     summarize_model,
 )
-from posenc.huggingface.variants import DividedALiBi, OffsetLearned
+from posenc.huggingface.variants import DividedALiBi, table_of
 from posenc.positions.tiles import Window
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.axial_rope import AxialRoPE
-from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
-from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.schemes.swin_v2 import SwinV2
 
 # -- rotations --------------------------------------------------------------------------------------------------------
@@ -73,13 +71,13 @@ Reader = Callable[[Keys], ModelPositions]
 # -- learned tables ---------------------------------------------------------------------------------------------------
 
 
-def _table(keys: Keys, rows: int, dim: int, before: int = 0) -> Learned:
+def _table(keys: Keys, rows: int, dim: int, before: int = 0) -> Scheme:
     """A learned table, of which the rows ``before`` are not of positions."""
     if rows * dim > NUMBERS:
         raise ValueError(
             f"the positions of {keys.model_type} must have at most {NUMBERS} learned numbers, got {shown(rows * dim)}"
         )
-    return OffsetLearned(rows, dim, before) if before else Learned(rows, dim)
+    return table_of(rows, dim, before)
 
 
 def bert(keys: Keys, dim: str = "hidden_size") -> ModelPositions:
@@ -102,36 +100,6 @@ def esm(keys: Keys) -> ModelPositions:
     if keys.get("position_embedding_type") != "rotary":
         return roberta(keys)
     return summarize_model(keys, RoPE(head_dim_of(keys), base), causal=keys.flag("is_decoder"))
-
-
-def vit(keys: Keys, prefix: int = 1) -> ModelPositions:
-    """A table for the patches of an image, after ``prefix`` tokens that are none."""
-    side = [keys.whole(name) for name in ("image_size", "patch_size")]
-    table = _table(keys, prefix + (side[0] // side[1]) ** 2, keys.whole("hidden_size"))
-    return summarize_model(keys, NoPE(), input=table, causal=False, length=table.max_positions)
-
-
-# -- sinusoids --------------------------------------------------------------------------------------------------------
-
-
-def whisper(keys: Keys) -> ModelPositions:
-    """Sinusoids in the encoder, and a learned table in the decoder."""
-    sides = {"encoder": "source", "decoder": "target"}
-    lengths = {stack: keys.whole(f"max_{side}_positions") for stack, side in sides.items()}
-    dim, stack = keys.whole("hidden_size"), keys.inside or "encoder"
-    table = _table(keys, lengths[stack], dim) if stack == "decoder" else Sinusoidal(dim, layout="tensor2tensor")
-    return _of_stack(keys, table, lengths[stack])
-
-
-def _of_stack(keys: Keys, table: Scheme, length: int) -> ModelPositions:
-    """The encoder or the decoder of a model of two, which adds a table to its input."""
-    decodes = keys.inside == "decoder"
-    layers = [Layer()] * keys.whole("decoder_layers" if decodes else "encoder_layers")
-    remarks = (ACROSS,) * decodes
-    return summarize_model(keys, NoPE(), None, layers, input=table, causal=decodes, length=length, remarks=remarks)
-
-
-ACROSS = "attention of the decoder to the encoder has no positions"
 
 
 # -- biases -----------------------------------------------------------------------------------------------------------
@@ -202,11 +170,6 @@ FAMILIES: tuple[tuple[str, Reader], ...] = (
     ("camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl", roberta),
     ("electra", partial(bert, dim="embedding_size")),
     ("esm", esm),
-    ("clip_vision_model dinov2 vit", vit),
-    ("deit", partial(vit, prefix=2)),
-    ("siglip_vision_model", partial(vit, prefix=0)),
-    # sinusoids
-    ("whisper", whisper),
     # a bias
     ("bloom", bloom),
     ("falcon", falcon),

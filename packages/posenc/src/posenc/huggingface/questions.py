@@ -12,7 +12,7 @@ import re
 import textwrap
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +84,7 @@ SILENT = frozenset(
 BY_SLOT = re.compile("floor_scale|attn_scale$|temperature_tuning|attn_temp|scaling_beta|log_?scal|logn")
 """Keys of scales of queries, which some models count by slots of a cache and not by positions."""
 
+SUMS = ("add", "__add__", "__radd__", "add_", "__iadd__")
 NUMBER = r"\.\d+\."
 """That of a layer, in the name of a weight."""
 
@@ -102,10 +103,12 @@ class Call:
     value: Tensor
     mask: Any
     options: dict[str, Any]
+    tokens: tuple[int, int, int]
+    """How many texts, queries and keys there are."""
     bias: Tensor | None = None
     """What is added to scores by options, for the queries that are looked at and all keys."""
-    side: int | None = None
-    """That of its windows of patches."""
+    rest: list[Tensor] = field(default_factory=list)
+    """Queries and keys of tokens that are no patches."""
     made: list[Tensor] = field(default_factory=list)
     """What linear layers gave in this pass."""
 
@@ -148,13 +151,13 @@ class _Cheap(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _asks(module: nn.Module) -> bool:
+def asks(module: nn.Module) -> bool:
     """Whether a module calls transformers' table of attention functions itself."""
-    return _code_asks(type(module))  # type: ignore[arg-type]  # mypy takes a class for one without a hash
+    return _codeasks(type(module))  # type: ignore[arg-type]  # mypy takes a class for one without a hash
 
 
 @functools.lru_cache(maxsize=1024)
-def _code_asks(kind: type) -> bool:
+def _codeasks(kind: type) -> bool:
     methods = [
         inspect.unwrap(method)
         for each in kind.__mro__
@@ -217,6 +220,12 @@ class _Alike(TorchFunctionMode):
         return func(*args, **kwargs) if made is None else made
 
 
+def alike(x: Tensor) -> bool:
+    """Whether all tokens have one vector."""
+    rows = x.reshape(-1, x.size(-1))
+    return not any(x.stride()[:-1]) or bool((rows == rows[:1]).all())
+
+
 class Asked:
     """A model that can be asked: ``asked(positions)`` gives an `Answer`."""
 
@@ -227,30 +236,60 @@ class Asked:
         self.differing: list[str] = []
         self.tables: dict[str, tuple[Tensor, list[int]]] = {}
         self.buckets: dict[str, tuple[Tensor, Tensor]] = {}
-        self._prepare()
         self.parameters = inspect.signature(self.model.forward).parameters
         is_grid = "grid_thw" in self.parameters  # patches, by row and column, or time too
         self.axes = is_grid * (3 if "include_temporal=True" in inspect.getsource(type(self.model).forward) else 2)
         self.takes_ids = is_grid or "position_ids" in self.parameters
+        self._prepare()
         self.layers = {
             module: int(found[1]) if (found := re.search(r"\.(\d+)(\.|$)", name)) else -1
             for name, module in self.model.named_modules()
         }
 
     def _prepare(self) -> None:
-        if not any(_asks(module) for module in self.model.modules()):
+        if not any(asks(module) for module in self.model.modules()):
             raise ValueError("its attention is code of its own, which calls no function of transformers' table")
-        _prune(self.model)
+        _prune(self.model, self.is_tower)
         indexers.record(self.model)
         self.fixed: dict[str, Tensor] = {}
+        self.frozen: set[str] = set()
         for name, module in self.model.named_modules():
+            if asks(module):
+                module.register_forward_pre_hook(lambda module, args: self._enter(1))
+                module.register_forward_hook(lambda module, args, out: self._enter(-1))
             if _is_rotary(module):
                 module.register_forward_hook(self._turned)
             if "Sinusoidal" in type(module).__name__:
                 module.register_forward_hook(self._added(name))
+            for each, frozen in module._parameters.items():
+                if frozen is not None and not frozen.requires_grad and frozen.dim() > 1:
+                    self.frozen.add(f"{name}.{each}")
+                    self._fix(f"{name}.{each}", module, each)
             if hasattr(module, "create_weight"):  # sinusoids that were left empty
                 module.weight = nn.Parameter(torch.empty(module.weight.shape), requires_grad=False)
                 self.fixed[f"{name}.weight"] = module.create_weight().double()
+
+    def _fix(self, path: str, module: nn.Module, name: str) -> None:
+        """Keeps what transformers writes into weights that do not train, if it is always the same."""
+        model: Any = self.model
+        parts, found = path.split(".")[:-1], []
+        for seed in range(2):
+            weight = module._parameters[name] = nn.Parameter(torch.zeros(module._parameters[name].shape), False)
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                torch.manual_seed(seed)
+                for n in range(len(parts), -1, -1):
+                    model._init_weights(model.get_submodule(".".join(parts[:n])))
+            found.append(weight.detach().double())
+        if torch.equal(*found) and bool(found[0].any()):
+            self.fixed[path] = found[0]
+
+    is_tower, inside = False, 0
+    """Whether it takes pixels, sound or series, and whether an attention module runs."""
+
+    @property
+    def whole(self) -> int:
+        """The tokens of attention that is within no windows of patches."""
+        return GRID**2 * (self.axes > 0)
 
     even = False
     """Whether norms have no weights: those behind a rotation would scale its channels."""
@@ -261,6 +300,8 @@ class Asked:
         for path, module in self.model.named_modules():
             for name, old in list(module._parameters.items()):
                 if old is None:
+                    continue
+                if f"{path}.{name}" in self.fixed:
                     continue
                 dtype = old.dtype if old.dtype.is_floating_point else torch.float64
                 if old.numel() <= 2**16:
@@ -279,13 +320,14 @@ class Asked:
         """The random vector of a linear layer, for every token."""
         name = self.names.get(id(weight), "a linear layer")
         tokens = x if x.dim() > 2 else x[None]
-        if tokens.size(1) == self.tokens:
+        if tokens.size(1) == self.tokens and not bool((tokens == tokens[:, :1]).all()):
             differ = (tokens - tokens[:, :1]).abs().max()
             if not float(differ) <= 1e-6 * (1e-3 + float(x.abs().max())):
                 self.differing.append(name)
         made = self._draw(name, weight.shape[:1])
         self.made.setdefault(f"{re.sub(NUMBER, '.N.', name)} {made.numel()}", made)
-        return made.to(x.dtype).repeat(*x.shape[:-1], 1)
+        made = made.to(x.dtype).expand(*x.shape[:-1], -1)
+        return made if self.is_tower else made.contiguous()
 
     def _draw(self, name: str, shape: torch.Size) -> Tensor:
         """Normal numbers, which layers of one kind share, so that they are fitted once."""
@@ -310,7 +352,50 @@ class Asked:
         return self._draw(name, weight.shape[1:]).to(dtype).repeat(*ids.shape, 1)
 
     def instead(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
-        """What another function than linear layers and tables gives, or None for its own result."""
+        """What another function than linear layers and tables gives, or None for its own result: for a sum of patches
+        and what differs by position, the patches."""
+        is_sum = getattr(func, "__name__", "") in SUMS and len(args) == 2 and all(isinstance(x, Tensor) for x in args)
+        return self._sum(*args) if is_sum and not self.inside else None
+
+    def _sum(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """x of x + y, if tokens of x are alike and y differs by position."""
+        dims = sorted((x.dim(), y.dim()))
+        if not (x.is_floating_point() and y.is_floating_point() and dims[0] > 1 and dims[1] > 2 - (self.axes > 0)):
+            return None
+        is_text = not (self.axes or self.is_tower)
+        if is_text and (dims[1] != 3 or x.size(-2) != self.tokens):  # streams of a token differ too
+            return None
+        if x.shape[-2:] != y.shape[-2:] or alike(x) == alike(y):
+            return None
+        same, other = (x, y) if alike(x) else (y, x)
+        self.added.append(other.detach().double().reshape(-1, other.size(-1)))
+        return same
+
+    def _enter(self, step: int) -> None:
+        self.inside += step
+
+    def places(self, length: int | None) -> tuple[Tensor, Tensor]:
+        """Where it is asked, and where the answer is compared."""
+        end = min(length or 4096, 4096 * ROWS if self.takes_ids else COUNTED)
+        return within(PLACES, end), within(FRESH, end)
+
+    def masks(self, end: int) -> Answer:
+        """The calls of which masks and tables are looked at, with one for all windows of a grid."""
+        answer = self(torch.arange(self.whole or min(24, end)), by_ids=self.axes > 0)
+        if self.axes:
+            answer.calls = list({call.module: call for call in reversed(answer.calls)}.values())[::-1]
+        counts = bool(self.sinusoids or self.added) and not self.axes
+        return self(torch.arange(min(end, COUNTED)), by_ids=False) if counts else answer
+
+    def rows_of(self, added: Tensor, starts: Iterable[int]) -> tuple[str, int, int] | None:
+        """The table whose rows were added, the first of them, and how many it has."""
+        for name, weight in self.model.named_parameters():
+            rows = weight.reshape(-1, weight.size(-1)) if weight.dim() > 1 and name not in self.fixed else added[:0]
+            for first in starts:
+                if rows[first : first + len(added)].shape == added.shape and torch.equal(
+                    rows[first : first + len(added)].double(), added
+                ):
+                    return name, first, len(rows)
         return None
 
     def _added(self, name: str) -> Callable[..., Tensor]:
@@ -347,37 +432,47 @@ class Asked:
         return self(answer.places, plain=True) if self.multiplied else answer
 
     def __call__(self, places: Tensor, plain: bool = False, by_ids: bool = True) -> Answer:
-        calls: list[Call] = []
         by_ids = by_ids and self.takes_ids
         before = WARM if by_ids and places.size(-1) < GRID**2 else 0
         if self.axes:  # the blocks of a grid
             before += -(before + places.size(-1)) % 16
         ids_of = torch.cat((places[..., :1].expand(*places.shape[:-1], before), places), -1)
         self.tokens = ids_of.size(-1) if by_ids else int(places.max()) + 1
+        seen = slice(before, None) if by_ids else places
+        given = self._inputs(ids_of[None] if by_ids and ids_of.dim() < 3 else ids_of, by_ids)
+        calls = self._run(given, plain, lambda x: x[:, :, seen])
+        across = [call for call in calls if call.tokens[2] == self.tokens + ENCODED]
+        for call in across:
+            if any(float((x - x[:, :, :1]).abs().max()) > 0 for x in (call.query, call.key)) or call.bias is not None:
+                raise ValueError("positions turn, scale or bias its attention to an encoder's states")
+        calls = [call for call in calls if call not in across]
+        for call in calls:
+            if call.tokens[1] != self.tokens and not (self.axes and self.tokens == GRID**2):
+                raise ValueError(f"its attention gets {call.tokens[1]} queries of {self.tokens} tokens")
+        return Answer(calls, dict(self.tables), places, bool(across), dict(self.buckets))
+
+    def _run(self, given: dict[str, Any], plain: bool, keep: Callable[[Tensor], Tensor]) -> list[Call]:
+        """What the layers give to their attention function in one pass, of the tokens that are looked at."""
+        calls: list[Call] = []
         self.plain, self.normalized, self.multiplied = plain, False, False
         self.differing.clear()
-        self.tables, self.buckets = {}, {}
+        self.tables, self.buckets, self.inside = {}, {}, 0
+        self.added: list[Tensor] = []
         self.sinusoids: dict[str, tuple[Tensor, Tensor | None]] = {}
         self.made: dict[str, Tensor] = {}
-        if "input_ids" not in self.parameters and not self.axes:
-            raise ValueError(f"it takes {next(iter(self.parameters))}, and no input_ids")
-        seen = slice(before, None) if by_ids else places
         try:
-            with _listening(calls, seen), torch.no_grad(), _Alike(self):
-                self.model(**self._inputs(ids_of[None] if by_ids and ids_of.dim() < 3 else ids_of, by_ids))
+            with _listening(calls, keep), torch.no_grad(), _Alike(self):
+                self.model(**given)
         except Exception as error:
-            asking = {module for module in self.model.modules() if _asks(module)}
-            if not self.axes or asking != {call.module for call in calls}:  # else after its last layer
+            asking = {module for module in self.model.modules() if asks(module)}
+            asked = {call.module for call in calls}  # after its last layer, if these are all
+            count = getattr(self.config, "num_hidden_layers", None) or len(asking)
+            if not (self.axes or self.is_tower) or len(asked) < (count if self.is_tower else len(asking)):
                 raise ValueError(f"its model could not be run: {reason(error)}") from error
         if not calls:
             raise ValueError("none of its layers called its attention function")
         if self.differing:
             raise ValueError(f"tokens already differ where {self.differing[0]} takes them, before queries and keys")
-        across = [call for call in calls if call.key.size(2) == self.tokens + ENCODED]
-        for call in across:
-            if any(float((x - x[:, :, :1]).abs().max()) > 0 for x in (call.query, call.key)) or call.bias is not None:
-                raise ValueError("positions turn, scale or bias its attention to an encoder's states")
-        calls = [call for call in calls if call not in across]
         modules = dict.fromkeys(call.module for call in calls)
         layers = {module: self.layers[module] for module in modules}
         own: dict[nn.Module, Any] = {module: getattr(module, "layer_idx", None) for module in modules}
@@ -387,13 +482,10 @@ class Asked:
         in_turn = len(modules) < len(calls) == getattr(self.config, "num_hidden_layers", None)
         for n, call in enumerate(calls):  # layers may share their weights
             call.layer = n if in_turn else layers[call.module]
-            if call.query.size(2) != self.tokens and not (self.axes and self.tokens == GRID**2):
-                raise ValueError(f"its attention gets {call.query.size(2)} queries of {self.tokens} tokens")
             if not bool(torch.isfinite(call.query.sum() + call.key.sum())):
                 raise ValueError("queries and keys are no finite numbers")
             call.made = list(self.made.values())
-            call.query, call.key, call.value = (x[:, :, seen] for x in (call.query, call.key, call.value))
-        return Answer(calls, dict(self.tables), places, bool(across), dict(self.buckets))
+        return calls
 
     def _inputs(self, ids_of: Tensor, by_ids: bool) -> dict[str, Any]:
         """The same token everywhere, at the places given, and an encoder's states."""
@@ -419,13 +511,22 @@ class Asked:
         return {name: value for name, value in given.items() if name in self.parameters}
 
 
-def _prune(module: nn.Module) -> None:
+def within(places: tuple[int, ...], length: int) -> Tensor:
+    """The places before a length, and the last."""
+    return torch.tensor([*(place for place in places if place < length - 1), length - 1])
+
+
+def _prune(module: nn.Module, is_tower: bool, in_layer: bool = False) -> None:
+    """What has no attention in it gives zeros; in a tower only in layers, since before them tokens are made."""
     for child in module.children():
-        if any(_asks(each) for each in child.modules()):
-            if not _asks(child):
-                _prune(child)
-        elif isinstance(module, nn.ModuleList) and not isinstance(child, nn.Linear):
-            _prune(child)  # a layer of another kind
+        listed = isinstance(module, nn.ModuleList)
+        if any(asks(each) for each in child.modules()):
+            if not asks(child):
+                _prune(child, is_tower, in_layer or listed)
+        elif listed and not isinstance(child, nn.Linear):
+            _prune(child, is_tower, True)  # a layer of another kind
+        elif is_tower and not in_layer:
+            continue
         elif _is_heavy(child) and not isinstance(child, (nn.Embedding, nn.Linear)) and not _is_rotary(child):
             _silence(child)
 
@@ -471,7 +572,7 @@ def _build(config: Any, stack: str | None, kind: Any) -> nn.Module:
     if kind is None:
         raise ValueError("transformers has no model of this type alone")
     config = copy.deepcopy(config)
-    config._experts_implementation = "eager"
+    config._experts_implementation, config.mask_ratio = "eager", 0.0  # no patch is left out
     for name in (RECORD, "attn_implementation"):  # of a patched model, whose own positions are asked for
         vars(config).pop(name, None)
     with _Cheap(), no_init_weights(), torch.random.fork_rng(devices=[]):
@@ -483,25 +584,32 @@ def _build(config: Any, stack: str | None, kind: Any) -> nn.Module:
 
 
 @contextmanager
-def _listening(calls: list[Call], seen: Any = slice(None)) -> Iterator[None]:
-    """Registers an attention function that records what it gets, biases for the queries ``seen``, and takes it away
-    again."""
+def _listening(calls: list[Call], keep: Callable[[Tensor], Tensor] = torch.Tensor.clone) -> Iterator[None]:
+    """Registers an attention function that records what it gets of the tokens to ``keep``, and takes it away again."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
+
+    seen: tuple[Any, Any, bool] = (None, None, False)
 
     def listen(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
     ) -> Any:
         said = {name: option for name, option in options.items() if option is not None}
+        nonlocal seen
         biases = [option for name in ("position_bias",) if isinstance(option := said.pop(name, None), Tensor)]
         if isinstance(attention_mask, Tensor) and attention_mask.is_floating_point():
-            is_seen = attention_mask > torch.finfo(attention_mask.dtype).min / 2
-            if bool((is_seen & (attention_mask != 0)).any()):
-                biases.append(attention_mask.masked_fill(~is_seen, 0))
-                attention_mask = is_seen
-        rows = [bias.expand(1, query.size(1), query.size(2), -1)[0, :, seen].double() for bias in biases]
+            if seen[0] is not attention_mask:
+                is_seen = attention_mask > torch.finfo(attention_mask.dtype).min / 2
+                seen = attention_mask, is_seen, bool((is_seen & (attention_mask != 0)).any())
+            if seen[2]:
+                biases.append(attention_mask.masked_fill(~seen[1], 0))
+                attention_mask = seen[1]
+        rows = [keep(bias.expand(1, query.size(1), query.size(2), -1))[0].double() for bias in biases]
         bias = functools.reduce(lambda a, b: a + b, rows) if any(bool(each.any()) for each in rows) else None
-        calls.append(Call(-1, module, query.double(), key.double(), value.double(), attention_mask, said, bias))
+        tokens = query.size(0), query.size(2), key.size(2)
+        # An encoder's states have no positions, and are all kept.
+        q, k, v = (x if x.size(2) != tokens[1] else keep(x) for x in (query, key, value))
+        calls.append(Call(-1, module, q.double(), k.double(), v.double(), attention_mask, said, tokens, bias))
         return value.new_zeros(query.size(0), query.size(2), query.size(1), value.size(-1)), None
 
     def mask(*args: Any, **options: Any) -> Tensor:

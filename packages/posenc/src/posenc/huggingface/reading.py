@@ -285,7 +285,7 @@ def words(scheme: Scheme) -> str:
         said.append(f"channels {channels.start}..{channels.stop - 1} of {scheme.head_dim}")
     said.append(f"{scheme.layout} layout")
     if scheme.allocation is not None:
-        said.append(f"pairs by axis {runs(scheme.allocation)}")
+        said.append(f"pairs by axis {runs(scheme.allocation, scheme.axes)}")
     elif scheme.axes > 1:
         said.append(f"{scheme.axes} axes")
     if scheme.scaling is not None:
@@ -294,15 +294,15 @@ def words(scheme: Scheme) -> str:
 
 
 AXES = ("time", "row", "column")
-"""The coordinates of a text with images, the only models that allocate pairs to axes."""
+"""The coordinates of a text with images, or the last two, of an image."""
 
 
-def runs(allocation: tuple[int, ...]) -> str:
+def runs(allocation: tuple[int, ...], axes: int) -> str:
     """The axes of pairs, such as "16 time, 24 row, 24 column"; more than six runs as a list of digits."""
     found = [(axis, len([*same])) for axis, same in groupby(allocation)]
-    if len(found) > 6:
+    if len(found) > 6 or axes > len(AXES):
         return "".join(map(str, allocation))
-    return ", ".join(f"{count} {AXES[axis]}" for axis, count in found)
+    return ", ".join(f"{count} {AXES[-axes:][axis]}" for axis, count in found)
 
 
 def is_said(said: ModelPositions, name: str, value: Any) -> bool:

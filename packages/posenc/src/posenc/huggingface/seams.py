@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from posenc.arguments import shown
 from posenc.compat import no_grad
-from posenc.huggingface.asking import _angles, _by_axis, _candidates, _numbers, _ruled, _turning, _window, _within
+from posenc.huggingface.asking import _angles, _by_axis, _candidates, _numbers, _ruled, _turning, _window
 from posenc.huggingface.attention import REFUSED, check_runs
 from posenc.huggingface.patched import Patched, named, text_config
-from posenc.huggingface.questions import COUNTED, FRESH, PLACES, ROWS, SILENT, WARM, Answer, Asked, _asks, built
+from posenc.huggingface.questions import COUNTED, FRESH, PLACES, ROWS, SILENT, WARM, Answer, Asked, asks, built, within
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, check_window
@@ -116,7 +116,7 @@ def ask_rotary(module: Any) -> dict[Kind, tuple[Turns, RoPE]]:
     else:
         probe = copy.deepcopy(module).cpu()
     names = [name for name, _ in probe.named_buffers() if name.endswith("inv_freq") and "original" not in name]
-    places = _within(PLACES, _length(module.config) or 4096)
+    places = within(PLACES, _length(module.config) or 4096)
     for name in names:  # as before a long text, which some change their buffers for
         original = getattr(probe, name.removesuffix("inv_freq") + "original_inv_freq", None)
         if original is not None:
@@ -287,14 +287,14 @@ class Seams:
         self._told: dict[str, list[str]] = {}
         notes: list[Any] = []
         for path, module in asked.model.named_modules():
-            if _asks(module):
+            if asks(module):
                 told_of = functools.partial(self._note_told, path)
                 notes.append(module.register_forward_pre_hook(told_of, with_kwargs=True))
-            elif not isinstance(module, nn.Embedding) and not any(map(_asks, module.modules())):
+            elif not isinstance(module, nn.Embedding) and not any(map(asks, module.modules())):
                 given_by = functools.partial(self._note_given, path)
                 notes.append(module.register_forward_hook(given_by, with_kwargs=True))
         end = min(_length(config) or 4096, ROWS if asked.takes_ids else COUNTED)
-        self.places, self.fresh = (_within(places, end) for places in (PLACES, FRESH))
+        self.places, self.fresh = (within(places, end) for places in (PLACES, FRESH))
         answer = asked(self.places)
         for note in notes:
             note.remove()

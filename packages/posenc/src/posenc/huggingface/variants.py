@@ -50,6 +50,11 @@ class OffsetLearned(Learned):
         return self.weight[self.offset :][row].to(dtype)
 
 
+def table_of(rows: int, dim: int, offset: int = 0) -> Learned:
+    """A learned table, of which the first rows may be no positions."""
+    return OffsetLearned(rows, dim, offset) if offset > 0 else Learned(rows, dim)
+
+
 class OffsetSinusoidal(Sinusoidal):
     """tensor2tensor's sinusoids whose first position is not 0: x_i <- x_i + P[p_i + offset].
 

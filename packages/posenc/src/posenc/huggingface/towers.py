@@ -1,0 +1,325 @@
+"""Asks models of pixels, sound and series: each patch or frame gets the same vector, at its place in the grid that the
+model itself makes, so what still differs is position."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.huggingface.questions import FRESH, PLACES, Answer, Asked, Call, alike, within
+from posenc.huggingface.reading import AXES
+from posenc.huggingface.variants import OffsetSinusoidal, table_of
+from posenc.positions.positions import Positions
+from posenc.scheme import Scheme
+from posenc.schemes.nope import NoPE
+from posenc.schemes.sinusoidal import Sinusoidal
+
+CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+TOKENS = 2**13
+"""The most patches or frames of a model that is asked."""
+
+
+class Tower(Asked):
+    """A model of pixels, sound or series that can be asked: its tokens are those of a grid, and some beside it."""
+
+    is_tower = True
+    count = before = after = 0
+    """All tokens, and those before and after the grid's."""
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self.given: dict[str, Any] = {}
+        self.ran: dict[bool, Answer] = {}
+
+    @property
+    def whole(self) -> int:
+        return self.count
+
+    def reset(self, seed: int) -> None:
+        super().reset(seed)
+        self.ran.clear()
+        if not self.given:
+            self._measure()
+
+    def projected(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Zeros for what becomes a token, so that class tokens and patches are alike."""
+        return super().projected(x, weight) if self.inside else x.new_zeros(()).expand(*x.shape[:-1], weight.size(0))
+
+    def instead(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """What convolutions give, and tokens that are joined, or to which positions are added."""
+        if func in CONVOLUTIONS:
+            if self.inside:
+                raise ValueError("a convolution over tokens is in its attention")
+            given = [x.to("meta") if isinstance(x, Tensor) else x for x in (*args, *kwargs.values())]
+            out = func(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+            return args[0].new_zeros(()).expand(out.shape)
+        if self.inside:
+            return None
+        if func is torch.cat and (args[1] if len(args) > 1 else kwargs.get("dim", 0)) in (1, -2):
+            return self._joined(args[0])
+        return super().instead(func, args, kwargs)
+
+    def _joined(self, parts: Any) -> Tensor | None:
+        """Patches and other tokens, all alike."""
+        found = [n for n, x in enumerate(parts) if x.dim() == 3 and x.size(1) > 1 and alike(x)]
+        if len(found) != 1 or isinstance(parts[found[0]], nn.Parameter):
+            return None
+        sizes = [x.size(1) for x in parts]
+        if len(self.grid) > 1:  # of which all other tokens are counted again
+            again = 0 if sizes[found[0]] == math.prod(self.grid) else 1
+            self.before = again * self.before + sum(sizes[: found[0]])
+            self.after = again * self.after + sum(sizes[found[0] + 1 :])
+        return parts[found[0]][:, :1].repeat(1, sum(sizes), 1)
+
+    def _pass(self, plain: bool, keep: Any) -> list[Call]:
+        self.before = self.after = 0
+        return self._run(self.given, plain, keep)
+
+    def _measure(self) -> None:
+        """Finds inputs that the model takes, and the grid that it makes of them."""
+        error = ""
+        for given, grid in _inputs(self.config, self.parameters):
+            self.given, self.grid, self.tokens = given, grid, -1
+            try:
+                calls = self._pass(False, lambda x: x[:, :, :1])
+            except ValueError as found:
+                error = error or str(found)
+                continue
+            self.tokens = self.count = max(call.tokens[1] for call in calls)
+            rest = self.count - self.before - self.after
+            if not self.grid:
+                self.grid = (self.count,)
+            elif rest != math.prod(self.grid):
+                error = f"it makes {rest} tokens of {' x '.join(map(str, self.grid))} patches"
+                continue
+            if self.count > TOKENS:
+                raise ValueError(f"it must make at most {TOKENS} tokens, got {self.count}")
+            self.axes = len(self.grid) * (len(self.grid) > 1)
+            self.takes_ids = self.axes > 0
+            sides = [math.isqrt(call.tokens[1]) for call in calls if call.tokens[1] < self.count]
+            self.end = min(*self.grid, *sides) if self.axes else self.count
+            return
+        raise ValueError(error or f"it takes {next(iter(self.parameters))}, and no input_ids")
+
+    def places(self, length: int | None) -> tuple[Tensor, Tensor]:
+        return within(PLACES, self.end), within(FRESH, self.end)
+
+    def masks(self, end: int) -> Answer:
+        return self(self.places(None)[0])
+
+    def _kept(self, x: Tensor) -> Tensor:
+        """The tokens at places that are looked at, and those that are no patches."""
+        if x.size(2) == self.count:
+            grid, before, rest = (
+                self.grid,
+                self.before,
+                [*range(self.before), *range(self.count - self.after, self.count)],
+            )
+        else:
+            side = math.isqrt(x.size(2))
+            grid, before, rest = (1,) * (len(self.grid) - 2) + (side, side), 0, []
+            if side**2 != x.size(2) or bool((x != x[:1]).any()):
+                raise ValueError(
+                    f"attention gets {x.size(2)} tokens of {self.count}, which are no windows that are alike"
+                )
+        strides = [math.prod(grid[n + 1 :]) for n in range(len(grid))]
+        return x[
+            :1, :, [before + sum(p * s for p, s in zip(at, strides, strict=True)) for at in self._looked_at()] + rest
+        ]
+
+    def _looked_at(self) -> list[tuple[int, ...]]:
+        places = sorted({int(p) for each in self.places(None) for p in each})
+        axes = len(self.grid)
+        lines = [tuple(p * (n == axis) for n in range(axes)) for p in places for axis in range(axes)]
+        return list(
+            dict.fromkeys([*((p,) * axes for p in places), *lines, *((p, p // 2, p // 3)[:axes] for p in places)])
+        )
+
+    def __call__(self, places: Tensor, plain: bool = False, by_ids: bool = True) -> Answer:
+        plain = plain and any(getattr(each, "attention_scaling", 1.0) != 1.0 for each in self.model.modules())
+        if plain not in self.ran:
+            calls = self._pass(plain, self._kept)
+            self.ran[plain] = Answer(calls, dict(self.tables), places, False)
+        answer, axes = self.ran[plain], len(self.grid)
+        coords = places[:, None].expand(-1, axes) if places.dim() == 1 else places[:, 0].mT
+        where = {at: n for n, at in enumerate(self._looked_at())}
+        seen = [where[tuple(at)] for at in coords.tolist()]
+        calls = [
+            Call(c.layer, c.module, *(x[:, :, seen] for x in (c.query, c.key, c.value)), c.mask, c.options, c.tokens)
+            for c in answer.calls
+        ]
+        for call, whole in zip(calls, answer.calls, strict=True):
+            call.made, call.rest = whole.made, [x[:, :, len(where) :] for x in (whole.query, whole.key)]
+            call.bias = None if whole.bias is None else whole.bias[:, seen]
+        return Answer(calls, answer.tables, places, False)
+
+    # -- what is added to patches, and where other tokens are ---------------------------------------------------------
+
+    def others(self, scheme: Scheme, call: Call) -> list[str]:
+        """Where the tokens are that are no patches. ValueError if they are nowhere near the first patch."""
+        if not call.rest or not call.rest[0].size(2) or isinstance(scheme, NoPE):
+            return []
+        axes = len(self.grid)
+        for place in (0, -1, (self.grid[-1] - 1) / 2):
+            at = Positions(torch.full((1, 1, axes), place), order=torch.zeros(1, 1, dtype=torch.long))
+            encoding = scheme.tokens(at, dtype=torch.float64)
+            ours = encoding.rotate(*(x[:, :, :1] for x in (call.query, call.key)))
+            if all(
+                float((a - b).abs().max()) < 1e-5 * float(b.abs().max()) for a, b in zip(ours, call.rest, strict=True)
+            ):
+                where = {0: "turn as the first patch does", -1: "turn as a patch before the first row and column would"}
+                middle = "are at the middle of the image, so that angles depend on how many patches it has"
+                return [f"tokens that are no patches, {self.before + self.after} of them, {where.get(place, middle)}"]
+        raise ValueError("tokens that are no patches turn neither as the first patch nor as the middle of the image")
+
+    def table(self, places: Tensor) -> tuple[Scheme | None, list[str]]:
+        """What is added to tokens, and what to say of it."""
+        remarks = [f"asked of {' x '.join(map(str, self.grid))} {self._named()}"]
+        names = [
+            name for name, each in self.model.named_modules() if re.search("pos.*conv", type(each).__name__.lower())
+        ]
+        remarks += [f"a convolution is added to them, which sees where the input ends: {name}" for name in names[:1]]
+        found = [weight[rows].double() for weight, rows in self.ran[False].tables.values()]
+        found += [*self.added, *(rows for rows, _ in self.sinusoids.values())]
+        if len(found) > 1:
+            raise ValueError(f"positions are added to its tokens {len(found)} times")
+        if not found:
+            return None, remarks
+        [added] = found
+        patches = added[self.before : self.before + math.prod(self.grid)] if len(added) == self.count else added
+        if (rows := self.rows_of(added, range(self.before + 2))) is not None:
+            name, first, count = rows
+            offset = first - self.before * (len(added) < self.count and first > 0)
+            remarks += ["its table does not train"] * (name in self.frozen)
+            return table_of(count, added.size(-1), offset), remarks
+        if len(self.grid) == 1:
+            return sinusoids_of("its model", added, None, getattr(self.config, "pad_token_id", None)), remarks
+        if len(patches) != math.prod(self.grid):
+            raise ValueError(f"positions are added to {len(added)} tokens of {self.count}")
+        coords = torch.cartesian_prod(*map(torch.arange, self.grid)).reshape(len(patches), -1)
+        orders = {
+            "": coords,
+            "its coordinates are column and row": coords.flip(-1),
+            "counted in one line": torch.arange(len(patches))[:, None],
+        }
+        for layout, (order, each) in itertools.product(
+            ("interleaved", "concatenated", "tensor2tensor"), orders.items()
+        ):
+            with suppress(ValueError):
+                scheme = Sinusoidal(added.size(-1), layout=layout, axes=each.size(1))
+                ours = scheme.table(Positions(each[None] if each.size(1) > 1 else each.mT), torch.float64)[0]
+                if float((ours - patches).abs().max()) < 1e-4:
+                    return scheme, remarks + [order] * (bool(order) and len(self.grid) > 1)
+        for name, weight in self.model.named_parameters():
+            if "pos" in name and weight.size(-1) == added.size(-1) and name not in self.fixed:
+                weight.zero_()
+                self._pass(False, self._kept)
+                if all(not bool(each.any()) for each in self.added):
+                    return None, [
+                        *remarks,
+                        f"a learned table is added to patches, fitted to the grid, which is not read: {name}",
+                    ]
+        raise ValueError("what is added to its tokens is no table and no sinusoids in an order that is known")
+
+    def _named(self) -> str:
+        if len(self.grid) == 1:
+            return "frames"
+        return f"patches, by {', '.join(AXES[-len(self.grid) :])}"
+
+
+def sinusoids_of(name: str, added: Tensor, rows: Tensor | None, padding: Any) -> Scheme:
+    """The sinusoids that a module added to its tokens, and all the rows that it has."""
+    dim = added.size(1)
+    tries: list[Scheme] = [Sinusoidal(dim, layout=each) for each in ("interleaved", "concatenated", "tensor2tensor")]
+    tries += [OffsetSinusoidal(dim, each) for each in dict.fromkeys((1, 2, (padding or 0) + 1))]
+    for scheme in tries:
+        offset = getattr(scheme, "offset", 0)
+        all_rows = added if rows is None else rows[offset:]
+        count = max(len(added), len(all_rows))
+        table = scheme.table(Positions.arange(count), dtype=torch.float64)
+        assert table is not None
+        ours = table[0]
+        bound = (torch.arange(count) * 2**-22 + 2**-20)[:, None]
+        if all(bool(((ours[: len(x)] - x).abs() <= bound[: len(x)]).all()) for x in (added, all_rows)):
+            return scheme
+    raise ValueError(f"what {name} adds to its input are no sinusoids in an order that is known")
+
+
+GIVEN = ("feature_lens", "input_features_mask", "noise", "skip_predictor")
+"""Inputs that have a default, and are given."""
+
+
+def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tuple[dict[str, Any], tuple[int, ...]]]:
+    """Inputs to try, of the sizes in a configuration, and the grids of patches that they are; none for sound."""
+    inner = [config, *(each for each in vars(config).values() if hasattr(each, "model_type"))]
+
+    def pair(*keys: str, default: int = 0) -> tuple[int, int]:
+        for each, key in itertools.product(inner, keys):
+            if value := getattr(each, key, None):
+                value = list(value.values()) if isinstance(value, dict) else value
+                return (
+                    (value, value)
+                    if isinstance(value, int)
+                    else tuple(value)[-2:]
+                    if len(value) > 1
+                    else (*value, *value)
+                )
+        return default, default
+
+    patch = pair("patch_size", "tubelet_size", default=16)
+    side = math.isqrt(pair("num_patches", "num_position_embeddings", default=256)[0])
+    image = pair("image_size", "crop_size", "img_size", default=side * patch[0])
+    channels, frames = (
+        pair("num_channels", "in_channels", "in_chans", default=3)[0],
+        pair("num_frames", "frames_per_clip")[0],
+    )
+    grid = image[0] // patch[0], image[1] // patch[1]
+    count, flat = grid[0] * grid[1], channels * patch[0] * patch[1]
+    tubelet = getattr(config, "tubelet_size", 1)
+    steps = frames // (tubelet if isinstance(tubelet, int) else tubelet[0])
+    mel = pair("feature_projection_input_dim", "num_mel_bins", "feature_size", default=80)[0]
+    longest = 2 * pair("max_source_positions", default=600)[0]
+    every = torch.ones(1, count, dtype=torch.bool)
+    more = {
+        "past_values_padding": torch.zeros(1, 64 * pair("patch_length", default=32)[0], dtype=torch.long),
+        "freq": torch.zeros(1, 1, dtype=torch.long),
+        "skip_predictor": True,
+        "bool_masked_pos": torch.zeros(1, count * max(steps, 1), dtype=torch.bool),
+        "image_sizes": torch.tensor([[*image]]),
+        "noise": torch.arange(count)[None],
+        "pixel_attention_mask": every,
+        "pixel_position_ids": torch.cartesian_prod(*map(torch.arange, grid)).flip(-1)[None],
+        "spatial_shapes": torch.tensor([[*grid]]),
+        "target_sizes": torch.tensor([[*grid]]),
+        "input_features_mask": torch.ones(1, longest, dtype=torch.long),
+        "feature_lens": torch.tensor([longest]),
+    }
+    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = {
+        "pixel_values": [((1, frames, channels, *image), (steps, *grid))] * (steps > 1)
+        + [((1, channels, *image), grid), ((1, count, flat), grid), ((count, flat), grid)],
+        "pixel_values_videos": [((1, frames, channels, *image), (steps, *grid))],
+        "flattened_patches": [((1, count, flat + 2), grid)],
+        "input_features": [((1, mel, longest), ()), ((1, longest, mel), ()), ((mel, longest), ())],
+        "input_values": [
+            ((1, 320 * 200 + 80), ()),
+            ((1, 1, 320 * 200), ()),
+            ((1, getattr(config, "max_length", 0), mel), ()),
+        ],
+        "past_values": [((1, 64 * pair("patch_length", default=32)[0]), ())],
+    }.get(next(iter(takes)), [])
+    for shape, of in shapes:
+        if all(shape):
+            given = {
+                name: more[name]
+                for name, each in takes.items()
+                if name in more and (name in GIVEN or each.default is each.empty)
+            }
+            yield {next(iter(takes)): torch.zeros(shape, dtype=torch.float64), **given}, of
