@@ -60,22 +60,33 @@ def test_an_exported_program_gives_what_eager_gives_at_any_length(name: str, bac
 class Step(torch.nn.Module):
     """The last tokens of a text attend to all of it."""
 
-    def __init__(self, scheme: posenc.Scheme, **how: Any) -> None:
+    def __init__(self, scheme: posenc.Scheme, is_bound: bool, **how: Any) -> None:
         super().__init__()
-        self.scheme, self.how = scheme, how
+        self.scheme, self.is_bound, self.how = scheme, is_bound, how
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if not self.is_bound:
+            return posenc.attention(query, key, value, self.scheme, **self.how)
         text = posenc.Positions.arange(key.size(2))
         encoding = self.scheme(text[key.size(2) - query.size(2) :], text)
         return posenc.attention(query, key, value, encoding, **self.how)
 
 
 @pytest.mark.parametrize("how", [{"is_causal": True}, {}, {"is_causal": True, "window": 4}], ids=str)
-@pytest.mark.parametrize("make", [posenc.NoPE, lambda: posenc.RoPE(8)], ids=["nope", "rope"])
-def test_an_exported_step_takes_any_number_of_queries_and_keys(make: Callable[[], posenc.Scheme], how: Any) -> None:
+@pytest.mark.parametrize(
+    ("make", "is_bound"),
+    [
+        *((make, is_bound) for make in (posenc.NoPE, lambda: posenc.RoPE(8)) for is_bound in (True, False)),
+        (lambda: posenc.TransformerXL(2, 8), False),
+        (posenc.StickBreaking, False),
+    ],
+)
+def test_an_exported_step_takes_any_number_of_queries_and_keys(
+    make: Callable[[], posenc.Scheme], is_bound: bool, how: Any
+) -> None:
     """Also as many queries as keys, which need no mask."""
     queries, keys = torch.export.Dim("queries", min=1, max=40), torch.export.Dim("keys", min=1, max=50)
-    step = Step(make(), **how)
+    step = Step(make(), is_bound, **how)
     lengths = {"query": {2: queries}, "key": {2: keys}, "value": {2: keys}}
 
     def inputs(m: int, n: int) -> tuple[Tensor, ...]:

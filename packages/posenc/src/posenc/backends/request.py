@@ -308,8 +308,8 @@ def default_positions(
                 f"query_positions must be given with key_positions where there are {query.size(2)} queries and "
                 f"{key.size(2)} keys, got None"
             )
-        # For equal lengths the same object, so that derived data is computed once.
-        query_positions = key_positions[behind:] if behind else key_positions
+        # For equal lengths the same object, so that derived data is computed once; a graph is for both.
+        query_positions = key_positions if compat.is_known(behind == 0) else key_positions[behind:]
     return query_positions, key_positions
 
 

@@ -84,8 +84,8 @@ def following(
 ) -> Float[Tensor, "batch heads queries keys"]:
     """For each key, the sum of x over keys of a higher order and, with ``itself``, of its own order."""
     if keys.layout.run is not None:
-        sums = x.flip(-1).cumsum(-1).flip(-1)
-        return sums if itself else torch.nn.functional.pad(sums[..., 1:], (0, 1))
+        x = x if itself else torch.nn.functional.pad(x, (0, 1))
+        return x.flip(-1).cumsum(-1).flip(-1)[..., 0 if itself else 1 :]
     order = keys.order.expand(x.size(0), -1)
     order_key, index = order.sort(dim=-1, stable=True)
     sorted_x = x.gather(-1, index[:, None, None].expand_as(x))

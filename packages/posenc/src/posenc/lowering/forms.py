@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from posenc import compat
 from posenc.encoding.claims import coordinates
 from posenc.encoding.terms import (
     AddedVector,
@@ -232,7 +233,7 @@ class _OfRelativeDot(Form):
             vectors = vectors.expand(meeting.size(1), meeting.size(0), *vectors.shape[2:])
             return torch.einsum(term, meeting, vectors.to(meeting.dtype))
         r = distance.clamped(table.entries)
-        if score_term.through is not None and meeting.size(2) < meeting.size(3):
+        if score_term.through is not None and compat.is_known(meeting.size(2) < meeting.size(3)):
             # As in decoding: W is cheaper on the queries than on the vectors.
             through = block.of_heads(score_term.through, distance.scheme).to(meeting.dtype)
             check_width(through.mT, meeting, distance.scheme)
