@@ -10,9 +10,7 @@ from types import SimpleNamespace
 
 from posenc.arguments import shown, whole
 from posenc.huggingface.reading import (
-    FULL,
     NUMBERS,
-    SLIDING,
     Keys,
     Layer,
     ModelPositions,
@@ -24,7 +22,6 @@ from posenc.huggingface.reading import (
     summarize_model,
 )
 from posenc.huggingface.variants import DividedALiBi, table_of
-from posenc.positions.tiles import Window
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.axial_rope import AxialRoPE
@@ -40,21 +37,6 @@ def gptj(keys: Keys) -> ModelPositions:
     for name in ("rotary", "scale_attn_weights"):
         keys.refuse(name, True, why="must be true, since transformers' model ignores it")
     return summarize_model(keys, RoPE(head_dim_of(keys), 10_000.0, "interleaved", rotary_dim=keys.whole("rotary_dim")))
-
-
-def rotating(keys: Keys) -> ModelPositions:
-    """An encoder whose layers all rotate all channels, in pairs k and k + d/2."""
-    return summarize_model(keys, rotary(keys, head_dim_of(keys)), causal=False)
-
-
-def modernbert(keys: Keys) -> ModelPositions:
-    kinds, head_dim, count = keys.list("layer_types"), head_dim_of(keys), keys.whole("num_hidden_layers")
-    if len(kinds) != count or any(kind not in (FULL, SLIDING) for kind in kinds):
-        raise keys.wrong("layer_types", f"must be {count} of {FULL} and {SLIDING}")
-    made: dict[str, Scheme] = {kind: rotary(keys, head_dim, of_type=kind) for kind in sorted(set(kinds))}
-    side = keys.whole("local_attention") // 2  # tokens on each side
-    windows: list[Window] = [(side, side) if kind == SLIDING else None for kind in kinds]
-    return summarize_model(keys, [made[kind] for kind in kinds], windows, causal=False)
 
 
 def dinov3(keys: Keys) -> ModelPositions:
@@ -176,10 +158,8 @@ FAMILIES: tuple[tuple[str, Reader], ...] = (
     ("mpt", mpt),
     ("swinv2", swinv2),
     # a rotation
-    ("eurobert gte jina_embeddings_v3 nomic_bert", rotating),
     ("dinov3_vit", dinov3),
     ("gptj", gptj),
-    ("modernbert", modernbert),
 )
 
 READERS: dict[str, Reader] = {name: reader for names, reader in FAMILIES for name in names.split()}
