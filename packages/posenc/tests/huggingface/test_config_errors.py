@@ -183,6 +183,7 @@ REFUSED: list[tuple[Any, str]] = [
     (WITH_T5 | {"part": "decoder"}, "part must be None for opt, which is one model, got 'decoder'"),
     (of("rwkv"), "of rwkv could not be read from its model's code: its attention is code of its own"),
     (of("lama"), r"got 'lama' \(did you mean 'llama'\?\)"),
+    (of("deberta-v3"), r"got 'deberta-v3' \(did you mean 'deberta-v2'\?\)"),
     ({}, "config must have a model_type, got None"),
     (of("llama", part="text"), "part must be one that llama has, and it has no text_config, got 'text'"),
     (of("sam3_video"), "its model's code: it takes inference_session, and no input_ids"),

@@ -72,9 +72,16 @@ def test_a_picture_is_an_svg_of_bounded_size(tmp_path: Path, capsys: pytest.Capt
     assert main(["read", "llama", "--picture", "picture.png"]) == 1
     assert "--picture must end with .svg, which browsers show, got 'picture.png'" in capsys.readouterr().err
     config_of("llama", head_dim=2**16, num_hidden_layers=1, num_attention_heads=1).save_pretrained(tmp_path)
-    assert main(["read", str(tmp_path), "--picture", str(tmp_path / "picture.svg")]) == 1
-    words = "a picture must have at most 65536 layers and channels, and llama has 65537"
-    assert words in capsys.readouterr().err
+    for option, file, words in (
+        ("--picture", "picture.svg", "a picture must have at most 65536 layers and channels, and llama has 65537"),
+        ("--golden", "golden.json", "golden numbers must be of at most 32768 channels in all, and llama has 65536"),
+        ("--golden", "no/golden.json", "the folder of 'golden.json' must exist, and there is no '"),
+    ):
+        assert main(["read", str(tmp_path), option, str(tmp_path / file)]) == 1
+        assert words in capsys.readouterr().err
+    assert main(["read", "llama", "--picture", str(tmp_path / "picture.svg")]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("transformers' default configuration of llama\nllama: decoder, 32 layers")
 
 
 def port(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], None]) -> tuple[int, Path]:

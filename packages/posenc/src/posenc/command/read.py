@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 READ = ("RoPE", "QueryScale", "ALiBi", "DividedALiBi", "NoPE")
 BEFORE, AFTER = ("query_before", "key_before"), ("query_after", "key_after", "scores", "rows")
+CHANNELS = 2**15
+"""The most channels of all kinds of layers whose numbers are written."""
+
 PLACES = (0, 1, 2, 5, 37, 301, 2003, 4095)
 """Positions, of which the larger ones are no numbers of bfloat16."""
 
@@ -72,6 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"MODEL must be a folder, a config.json or a family of transformers, got {given!r}{near}")
         given = {"model_type": given}
     said = scheme_from_config(given, arguments.part)
+    for file in filter(None, (arguments.picture, arguments.golden)):
+        if not file.parent.is_dir():
+            raise ValueError(f"the folder of {file.name!r} must exist, and there is no {str(file.parent)!r}")
+    if arguments.golden is None and arguments.against is None:
+        if isinstance(given, dict):
+            print(f"transformers' default configuration of {arguments.model}")
+        print(said)
     if arguments.picture is not None:
         from posenc.command.picture import picture
 
@@ -85,7 +95,6 @@ def run(arguments: argparse.Namespace) -> int:
         write_whole(arguments.golden, _bytes(golden(said), arguments.golden))
         print(f"{arguments.golden}: {len(groups(said))} kinds of layers at positions {', '.join(map(str, PLACES))}")
         return 0
-    print(said)
     for layers, scheme, (_, layer) in groups(said):
         made = f"posenc.{layer!r}".replace(repr(scheme), code(scheme)) if is_indexer(layer) else code(scheme)
         print(f"\n{'indexer' if is_indexer(layer) else 'scheme'} of layer {layers[0]}\n  {made}")
@@ -123,6 +132,11 @@ def golden(said: ModelPositions) -> dict[str, Any]:
         record["input"] = {"scheme": code(said.input), "positions": [*PLACES], **_learned(said.input)}
         if not _learned(said.input):
             record["input"]["rows"] = _table(said.input, 0)
+    numbers = sum(_head_dim(said, scheme) for _, scheme, _ in groups(said) if not _learned(scheme))
+    if numbers > CHANNELS:
+        raise ValueError(
+            f"golden numbers must be of at most {CHANNELS} channels in all, and {said.model_type} has {numbers}"
+        )
     kinds = record["kinds"] = []
     for layers, scheme, (window, layer) in groups(said):
         row: dict[str, Any] = {"layers": layers, "scheme": code(scheme), **_learned(scheme)}

@@ -117,13 +117,9 @@ def _asked(keys: Keys) -> ModelPositions:
 
 def _unread(model_type: str) -> ValueError:
     """The error for a family that transformers does not have."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
 
-    near = (
-        ""
-        if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        else meant(model_type, (*READERS, *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
-    )
+    near = meant(model_type, tuple(CONFIG_MAPPING))
     return ValueError(f"model_type must be one of docs/huggingface.md, got {model_type!r}{near}")
 
 
