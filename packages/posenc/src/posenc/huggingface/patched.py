@@ -47,22 +47,16 @@ class Patched:
         """Registers a function that `undo` calls, the last one first."""
         self._restore.append(back)
 
-    def replace(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
-        """Sets a submodule until `undo`; None removes it."""
-        there = name in parent._modules
-        old = parent._modules.get(name)
+    def replace(self, parent: nn.Module, name: str, new: nn.Module) -> None:
+        """Sets a submodule until `undo`."""
+        there, old = name in parent._modules, parent._modules.get(name)
 
         def back() -> None:
-            if there:
-                parent._modules[name] = old
-            else:
-                parent._modules.pop(name, None)
+            parent._modules[name] = old  # in its place in the order
+            if not there:
+                del parent._modules[name]
 
-        if new is None:
-            parent._modules.pop(name, None)
-        else:
-            new.train(parent.training)
-            parent._modules[name] = new
+        parent._modules[name] = new.train(parent.training)
         self.on_undo(back)
 
     def give(self, module: nn.Module, methods: Mapping[str, Callable[..., Any]]) -> None:

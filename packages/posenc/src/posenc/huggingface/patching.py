@@ -43,10 +43,11 @@ def patch(model: nn.Module, what: Any) -> Patched:
       adapted to the new scaling. A scaling that depends on the length (`DynamicNTK`, `LongRoPE`) is exact with a cache
       and for each row separately: the cache then keeps unrotated keys.
     - A *scheme*, such as ``ALiBi(num_heads)`` or ``NoPE()``, replaces the model's positions: its rotation is switched
-      off, its learned table is not added, and T5's bias is not computed. Layers share the scheme, and its parameters
-      become the model's.
+      off, its learned table, sinusoids and T5's bias are not added, and queries are not scaled by position. What does
+      so is found by asking a model of the same class and configuration, and none of it may be left. Layers share the
+      scheme, and its parameters become the model's.
     - A `Schedule` does the same for each layer, with its window instead of the model's.
-    - A mapping {"encoder": scheme, "decoder": scheme}, or of one of them, is for T5 and other encoder-decoders; each
+    - A mapping {"encoder": scheme, "decoder": scheme}, or of one of them, is for T5, BART and the like; each
       may be a `Schedule`. Attention of the decoder to the encoder has no positions.
 
     Schemes get queries and keys as they reach the model's attention, and must pair channels in the layout that these
