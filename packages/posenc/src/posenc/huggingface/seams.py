@@ -281,6 +281,10 @@ class Seams:
     def _ask(self, kind: Any) -> None:
         config = self.part.config
         self.asked = asked = Asked(config, model=built(config, kind=kind))
+        if "input_ids" not in asked.parameters:
+            raise ValueError(
+                f"it takes {next(iter(asked.parameters))}, and a scheme is put into models of input_ids alone"
+            )
         asked.even = True
         asked.reset(1)
         self._given: dict[str, dict[Kind, Tensor]] = {}
@@ -309,7 +313,7 @@ class Seams:
         self.attentions, self.tables = [*self._attentions(answer, in_line)], self._tables(in_line)
         self.has_bias = any(call.bias is not None for call in answer.calls)
         turn = any(each.turning is not None for each in self.attentions)
-        self.has_axes = asked.axes > 0 or (turn and bool(_by_axis(asked, self.places)))
+        self.has_axes = turn and bool(_by_axis(asked, self.places))
 
     def _note_given(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Notes what a module gives by position: cos and sin, or what is added and not made of vectors."""
