@@ -389,8 +389,8 @@ def of_types(record: Mapping[str, Any]) -> str:
 
 def page(text: str, rows: str, types: str) -> str:
     """The page with its tables replaced."""
-    for begin, new in (("| model_type |", rows), ("Of ", types)):
-        found = re.search(rf"^{re.escape(begin)}.*?(?=\n\n(?![|]))", text, re.M | re.S)
+    for begin, new in ((r"\| model_type \|", rows), (r"Of \d+ types", types)):
+        found = re.search(rf"^{begin}.*?(?=\n\n(?![|]))", text, re.M | re.S)
         assert found is not None, begin
         text = text[: found.start()] + new.rstrip("\n") + text[found.end() :]
     return text
