@@ -556,8 +556,10 @@ def _rope(
         exact = tuple((-(base ** (-torch.arange(pairs, dtype=torch.float64) / pairs))).tolist())
         tries.append(functools.partial(RoPE, head_dim, base, scaling=Frequencies(exact, factor), **options))
     for (base, _), count in itertools.product(scalings, (pairs, pairs // 2)):  # in another order, or of each axis
-        exact_of = base ** (-torch.arange(max(count, 1), dtype=torch.float64) / max(count, 1))
-        nearest = exact_of[(theta[:, None] - exact_of).abs().argmin(1)]
+        index = (
+            (theta.abs().clamp(min=1e-30).log() * (-max(count, 1) / math.log(base))).round().clamp(0, max(count, 1) - 1)
+        )
+        nearest = base ** (-index / max(count, 1))
         tries.append(
             functools.partial(RoPE, head_dim, base, scaling=Frequencies(tuple(nearest.tolist()), factor), **options)
         )
