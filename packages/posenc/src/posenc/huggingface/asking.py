@@ -261,8 +261,8 @@ def _table(asked: Asked, answer: Answer, keys: Keys) -> Scheme | None:
     for name, (added, every) in asked.sinusoids.items():
         return sinusoids_of(name, added, every, padding)
     for added in asked.added:
-        if (rows := asked.rows_of(added, (0, 1, 2, (padding or 0) + 1))) is not None:
-            return table_of(rows[2], added.size(1), rows[1])
+        if (place := asked.rows_of(added, (0, 1, 2, (padding or 0) + 1))) is not None:
+            return table_of(place[2], added.size(1), place[1])
         return sinusoids_of("its model", added, None, padding)
     if not tables:
         return None
@@ -300,7 +300,7 @@ def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tup
     heads = seen[0][0].query.size(1)
     for weight in seen[-1][0].module.parameters():  # those of the last answer
         if weight.dim() == 2 and _is_mixed(*seen[-1], weight, scale):
-            tuned = {} if scale is None else {"length": scale.length, "strength": scale.strength}
+            tuned: dict[str, Any] = {} if scale is None else {"length": scale.length, "strength": scale.strength}
             return f"layer {seen[0][0].layer}", Inkling(heads, *weight.shape, **tuned)
     raise ValueError("a bias is added to its scores, which is neither T5's nor Inkling's")
 

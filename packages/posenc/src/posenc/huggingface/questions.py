@@ -274,7 +274,7 @@ class Asked:
         model: Any = self.model
         parts, found = path.split(".")[:-1], []
         for seed in range(2):
-            weight = module._parameters[name] = nn.Parameter(torch.zeros(module._parameters[name].shape), False)
+            weight = module._parameters[name] = nn.Parameter(torch.zeros(getattr(module, name).shape), False)
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(seed)
                 for n in range(len(parts), -1, -1):

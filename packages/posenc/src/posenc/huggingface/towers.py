@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -153,7 +154,7 @@ class Tower(Asked):
         where = {at: n for n, at in enumerate(self._looked_at())}
         seen = [where[tuple(at)] for at in coords.tolist()]
         calls = [
-            Call(c.layer, c.module, *(x[:, :, seen] for x in (c.query, c.key, c.value)), c.mask, c.options, c.tokens)
+            replace(c, query=c.query[:, :, seen], key=c.key[:, :, seen], value=c.value[:, :, seen])
             for c in answer.calls
         ]
         for call, whole in zip(calls, answer.calls, strict=True):
@@ -175,7 +176,10 @@ class Tower(Asked):
             if all(
                 float((a - b).abs().max()) < 1e-5 * float(b.abs().max()) for a, b in zip(ours, call.rest, strict=True)
             ):
-                where = {0: "turn as the first patch does", -1: "turn as a patch before the first row and column would"}
+                where: dict[float, str] = {
+                    0: "turn as the first patch does",
+                    -1: "turn as a patch before the first row and column would",
+                }
                 middle = "are at the middle of the image, so that angles depend on how many patches it has"
                 return [f"tokens that are no patches, {self.before + self.after} of them, {where.get(place, middle)}"]
         raise ValueError("tokens that are no patches turn neither as the first patch nor as the middle of the image")
@@ -210,9 +214,8 @@ class Tower(Asked):
             "its coordinates are column and row": coords.flip(-1),
             "counted in one line": torch.arange(len(patches))[:, None],
         }
-        for layout, (order, each) in itertools.product(
-            ("interleaved", "concatenated", "tensor2tensor"), orders.items()
-        ):
+        layouts: tuple[Any, ...] = ("interleaved", "concatenated", "tensor2tensor")
+        for layout, (order, each) in itertools.product(layouts, orders.items()):
             with suppress(ValueError):
                 scheme = Sinusoidal(added.size(-1), layout=layout, axes=each.size(1))
                 ours = scheme.table(Positions(each[None] if each.size(1) > 1 else each.mT), torch.float64)[0]
@@ -302,7 +305,7 @@ def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tup
         "input_features_mask": torch.ones(1, longest, dtype=torch.long),
         "feature_lens": torch.tensor([longest]),
     }
-    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = {
+    every_shape: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {
         "pixel_values": [((1, frames, channels, *image), (steps, *grid))] * (steps > 1)
         + [((1, channels, *image), grid), ((1, count, flat), grid), ((count, flat), grid)],
         "pixel_values_videos": [((1, frames, channels, *image), (steps, *grid))],
@@ -314,8 +317,8 @@ def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tup
             ((1, getattr(config, "max_length", 0), mel), ()),
         ],
         "past_values": [((1, 64 * pair("patch_length", default=32)[0]), ())],
-    }.get(next(iter(takes)), [])
-    for shape, of in shapes:
+    }
+    for shape, of in every_shape.get(next(iter(takes)), []):
         if all(shape):
             given = {
                 name: more[name]
