@@ -133,16 +133,16 @@ def test_the_page_of_puzzles_is_written_from_records(monkeypatch: pytest.MonkeyP
     pages.main()
     page = (tmp_path / "study" / "tasks.md").read_text()
     assert "when all trainings of copy, reverse, sort and addition are complete." in page
-    assert "| copy | 24 of 24 | rope | rope, at 40 (2 ×) |" in page
+    assert "| copy | 24 of 24 | RoPE | RoPE, at 40 (2 ×) |" in page
     tables = {each["name"]: each for each in json.loads((tmp_path / "study.json").read_text())["records"]}
     assert tables.keys() == {"study_rules"}
     assert tables["study_rules"]["heads"][0] == "copy, 2 times as long"
-    assert tables["study_rules"]["rows"][2] == {"label": "rope", "schemes": ["rope"], "figures": ["3 of 3"] * 4}
+    assert tables["study_rules"]["rows"][2] == {"label": "RoPE", "schemes": ["rope"], "figures": ["3 of 3"] * 4}
     assert tables["study_rules"]["too_few"] == "3 seeds"
     cells = "**3 of 3** (.44 to 1.00), .97"
-    assert f"| rope | {cells} | {cells} | {cells} | {cells} |" in page
+    assert f"| RoPE | {cells} | {cells} | {cells} | {cells} |" in page
     assert (
-        "**Found.** Solved with half of the seeds or more: at 20, rope; at 25, rope; at 30, rope; at 40, rope." in page
+        "**Found.** Solved with half of the seeds or more: at 20, RoPE; at 25, RoPE; at 30, RoPE; at 40, RoPE." in page
     )
     assert "**So far**, and nothing follows from it. Solved with half" in page  # of sorting
     assert page.count("30 seconds on a CPU core (median of 24)") == 2
@@ -155,6 +155,6 @@ def test_the_page_of_puzzles_is_written_from_records(monkeypatch: pytest.MonkeyP
     parts["sort"] = records("sort", lambda scheme, seed, n: shares.get(scheme, 0.0))
     pages.main()
     page = (tmp_path / "study" / "tasks.md").read_text()
-    assert "The order found is not the published one: rope, nope, t5, alibi, sinusoidal." in page
-    assert "| nope | 0.69 | 0.50 | 0.50 to 0.50 |" in page
+    assert "The order found is not the published one: RoPE, NoPE, T5, ALiBi, Sinusoidal." in page
+    assert "| NoPE | 0.69 | 0.50 | 0.50 to 0.50 |" in page
     assert "Ranked at copy 25, copy 30, copy 40, reverse 20," in page

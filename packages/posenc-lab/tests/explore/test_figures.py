@@ -12,6 +12,7 @@ from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry
 from posenc_lab.explore.content import content
 from posenc_lab.explore.numbers import JAVASCRIPT
+from posenc_lab.kit.titles import TITLES
 from tests.explore.browser import FIGURES
 from tests.explore.node import STATIC, Node
 
@@ -93,7 +94,7 @@ def agrees(found: Any) -> None:
 @pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
 def test_any_scheme_has_a_picture(entry: Entry, figures: Node) -> None:
     found = figures("figure", name="scheme", state={"scheme": entry.name})
-    assert found["says"].startswith(entry.title)
+    assert found["says"].startswith(TITLES[entry.name])
     assert f"posenc.{entry.scheme.__name__}(" in found["use"]
     copied(found["use"])
     changed = [figures("figure", name="scheme", state={"scheme": entry.name}, change=x) for x in found["choices"]]
