@@ -58,7 +58,7 @@ BOARD = {row["title"]: dict(zip(PROPERTIES, row["cells"], strict=True)) for row 
 SCHEMES = {
     "none": "nope",
     "Sinusoid": "sinusoidal",
-    "Learned table": "learned",
+    "Learned": "learned",
     "RoPE": "rope",
     "ALiBi": "alibi",
     "T5": "t5",

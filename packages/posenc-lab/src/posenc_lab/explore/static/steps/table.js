@@ -160,7 +160,7 @@ function cellsIn({ divergingRamp }, place) {
 function curvesIn(looks, place, { position }, { refused, trained, learned: ofLearned, sinusoid: ofSinusoid }) {
     const { parts, X, Y, path, dots } = panel({
         ...place,
-        title: `cosine with position ${position}`,
+        title: place.width < 400 ? "cosine" : `cosine with position ${position}`,
         xTicks: [0, 8, 16, 24, 32, 39],
         yTicks: [0, 1],
         xLabel: "position",
