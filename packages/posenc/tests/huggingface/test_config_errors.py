@@ -180,7 +180,7 @@ REFUSED: list[tuple[Any, str]] = [
     (few("gemma2", sliding_window_size=9), "gemma2 has the key 'sliding_window_size' = 9, which is about positions"),
     # parts, and models that are not read
     (of("llava", text_config=of("llama"), rope_theta=5.0), "llava has the key 'rope_theta' = 5.0, .* outside its text"),
-    (WITH_T5 | {"part": "decoder"}, "part must be None for opt, which is one model, got 'decoder'"),
+    (WITH_T5 | {"part": "decoder"}, "part must be left out for opt, which is one model, got 'decoder'"),
     (of("rwkv"), "of rwkv could not be read from its model's code: its attention is code of its own"),
     (of("lama"), r"got 'lama' \(did you mean 'llama'\?\)"),
     (of("deberta-v3"), r"got 'deberta-v3' \(did you mean 'deberta-v2'\?\)"),

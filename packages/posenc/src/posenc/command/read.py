@@ -87,14 +87,16 @@ def run(arguments: argparse.Namespace) -> int:
 
         shown = [each for each in groups(said) if not is_indexer(each[2][1])]
         write_whole(arguments.picture, picture(said, shown).encode())
-        print(f"{arguments.picture}: {len(shown)} kinds of layers")
+        print(f"{arguments.picture}: kinds of layers: {len(shown)}")
         return 0
     if arguments.against is not None:
         return _compare(said, arguments.against)
     if arguments.golden is not None:
         write_whole(arguments.golden, _bytes(golden(said), arguments.golden))
-        print(f"{arguments.golden}: {len(groups(said))} kinds of layers at positions {', '.join(map(str, PLACES))}")
+        print(f"{arguments.golden}: kinds of layers: {len(groups(said))}, at positions {', '.join(map(str, PLACES))}")
         return 0
+    if said.input is not None:
+        print(f"\nscheme of the input\n  {code(said.input)}")
     for layers, scheme, (_, layer) in groups(said):
         made = f"posenc.{layer!r}".replace(repr(scheme), code(scheme)) if is_indexer(layer) else code(scheme)
         print(f"\n{'indexer' if is_indexer(layer) else 'scheme'} of layer {layers[0]}\n  {made}")
@@ -120,7 +122,8 @@ def is_indexer(layer: Any) -> bool:
 
 def code(scheme: Scheme) -> str:
     """The line of posenc that makes a scheme."""
-    return " + ".join(f"posenc.{part!r}" for part in scheme.parts)
+    places = (type(part).__module__ if "variants" in type(part).__module__ else "posenc" for part in scheme.parts)
+    return " + ".join(f"{place}.{part!r}" for place, part in zip(places, scheme.parts, strict=True))
 
 
 def golden(said: ModelPositions) -> dict[str, Any]:

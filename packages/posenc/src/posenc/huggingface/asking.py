@@ -200,8 +200,8 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
     if len({causal for *_, causal in layers.values()}) > 1:
         raise ValueError("some layers are causal and others are not")
     remarks.insert(0, f"{FOUND}: {type(asked.model).__name__}")
-    if len(answer.calls) < count and (bare := sorted(set(range(count)) - set(layers))):
-        remarks.append(f"layers {ranges(bare)} of {count} have no attention, and are not counted above")
+    if len(answer.calls) < count and set(range(count)) > set(layers):
+        remarks.append(f"those are the layers with attention, {ranges(sorted(layers))} of the model's {count}")
     if asked.axes and not asked.is_tower:
         remarks.append(f"coordinates are {' and '.join(('time', 'row', 'column')[-asked.axes :])} of patches")
     if not asked.takes_ids and not asked.is_tower:

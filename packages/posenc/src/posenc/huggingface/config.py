@@ -73,7 +73,7 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
         inside = "decoder" if part in (None, *PARTS) else part
         check_choice("part", inside, STACKS)
     elif part not in (None, *PARTS):
-        raise ValueError(f"part must be None for {found.model_type}, which is one model, got {part!r}")
+        raise ValueError(f"part must be left out for {found.model_type}, which is one model, got {part!r}")
     keys = Keys(found, inside, ignored)
     read = _entries(keys)
     said = _read(keys)

@@ -141,11 +141,12 @@ export const figure = {
 export const predict = { code: "binary" };
 
 export const question = {
-    judge: ({ code }, { D }) => (D.row(7)[8] > D.row(7)[0] + 1e-9 ? "right" : code),
+    judge({ code }, { D, largest, next: [least, most] }) {
+        const isRight = most - least < 1e-9 && D.row(7)[8] < D.row(7)[0] - 1e-9 && largest[1] <= 1;
+        return isRight ? "right" : code;
+    },
     examples: {
-        right: { code: "binary" },
-        counting: { code: "counting" },
-        "one-hot": { code: "one-hot" },
-        waves: { code: "waves" },
+        right: { code: "waves" },
+        ...Object.fromEntries(["counting", "one-hot", "binary"].map((code) => [code, { code }])),
     },
 };
