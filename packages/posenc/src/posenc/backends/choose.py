@@ -196,7 +196,7 @@ class CallFacts:
     def has_mask(self) -> bool:
         """A mask can be held: there are few scores, or it is given for every pair and no term is added to it."""
         mask = self.call.attn_mask
-        is_given = mask is not None and not (self.call.score_terms or mask.requires_grad or 1 in mask.shape[2:])
+        is_given = mask is not None and not (len(self.call.score_terms) or mask.requires_grad or 1 in mask.shape[2:])
         return self.takes(SDPA) and (is_given or self.has_few_scores())
 
     def is_any(self) -> bool:

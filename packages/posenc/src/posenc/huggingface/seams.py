@@ -93,7 +93,7 @@ def _by_token(out: Any, tokens: int) -> Tensor | None:
 
 
 def _length(config: Any) -> int | None:
-    length = getattr(config, "max_position_embeddings", None)
+    length = getattr(config, "max_position_embeddings", getattr(config, "max_target_positions", None))
     return length if isinstance(length, int) and length > 1 else None
 
 
@@ -152,7 +152,8 @@ class Seam:
         given = (*args, *kwargs.values())
         kind = next((each for each in given if isinstance(each, str)), None)
         if self.turns:
-            self.seen = next(each for each in given if isinstance(each, Tensor) and not each.is_floating_point())
+            tensors = [each for each in given if isinstance(each, Tensor)]
+            self.seen = next((each for each in tensors if not each.is_floating_point()), tensors[-1])
         if kind not in self.ropes:
             return out
         rope = self.ropes[kind]
@@ -297,9 +298,11 @@ class Seams:
             elif not isinstance(module, nn.Embedding) and not any(map(asks, module.modules())):
                 given_by = functools.partial(self._note_given, path)
                 notes.append(module.register_forward_hook(given_by, with_kwargs=True))
-        end = min(_length(config) or 4096, ROWS if asked.takes_ids else COUNTED)
-        self.places, self.fresh = (within(places, end) for places in (PLACES, FRESH))
-        answer = asked(self.places)
+        # A new scheme may run past the trained length, where a factor of queries may begin; a learned table ends there.
+        ends = [min(_length(config) or 4096, ROWS if asked.takes_ids else COUNTED)]
+        if asked.takes_ids and not asked(within(PLACES, ends[0])).tables:
+            ends = [ROWS, *ends]
+        answer = self._first(ends)
         for note in notes:
             note.remove()
         in_line = asked(torch.arange(24), by_ids=False)
@@ -314,6 +317,19 @@ class Seams:
         self.has_bias = any(call.bias is not None for call in answer.calls)
         turn = any(each.turning is not None for each in self.attentions)
         self.has_axes = turn and bool(_by_axis(asked, self.places))
+
+    def _first(self, ends: list[int]) -> Answer:
+        """The first answer that the model gives to positions below one of the ends."""
+        for end in ends:
+            self._given.clear()
+            self._told.clear()
+            self.places, self.fresh = (within(places, end) for places in (PLACES, FRESH))
+            try:
+                return self.asked(self.places)
+            except ValueError:
+                if end == ends[-1]:
+                    raise
+        raise AssertionError
 
     def _note_given(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Notes what a module gives by position: cos and sin, or what is added and not made of vectors."""
@@ -424,6 +440,7 @@ class Seams:
             answer = self.asked(self.fresh)
             left = [name for name, (_, rows) in answer.tables.items() if len(rows) == self.asked.tokens]
             left += [name for name, (added, _) in self.asked.sinusoids.items() if bool((added != added[:1]).any())]
+            left += ["vectors that are added to its tokens"] * bool(self.asked.added)
             for call in answer.calls:
                 for name in ("query", "key", "value"):
                     x = getattr(call, name)

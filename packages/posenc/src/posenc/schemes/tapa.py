@@ -57,7 +57,8 @@ class TAPA(Scheme):
         (q_a, q_p), (k_a, k_p) = (x.to(scores.dtype).split(sizes, -1) for x in (query, key))
         amplitude, phase = q_a @ k_a.mT, q_p @ k_p.mT
         p, r = query_positions.scalar("TAPA")[:, :, None], key_positions.scalar("TAPA")[:, None]
-        away = (p - r).abs().to(scores.dtype)[:, None] ** self.alpha
+        away = (p - r).abs().to(scores.dtype)[:, None]
+        away = torch.where(away > 0, away.where(away > 0, 1.0) ** self.alpha, 0.0)  # no infinite derivative at 0
         turned = sizes[0] ** -0.5 * torch.cos(2 * math.pi * sizes[1] ** -0.5 * away * phase)
         return scores + (amplitude * turned - self.head_dim**-0.5 * (amplitude + phase))
 
