@@ -205,3 +205,10 @@ TINY |= {
     "projection_dim": 36,
 }
 """Sizes of a model that is asked, of which each takes those that it knows."""
+
+LACKING: dict[str, dict[str, Any]] = {
+    "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
+    "dbrx": {"attn_config": {"rope_theta": 5e5, "clip_qkv": 8.0}},
+}
+"""Keys without which transformers builds no model of a type: its default configuration lacks them."""

@@ -23,9 +23,9 @@ import posenc
 from posenc import T5, Chunk, Inkling, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal, logits
 from posenc.huggingface import ModelPositions, adapt, scheme_from_config
 from posenc.huggingface.questions import Asked, model_class
-from posenc.huggingface.reading import default_keys
+from posenc.huggingface.reading import default_keys, reason
 from posenc.huggingface.variants import Frequencies, OffsetLearned
-from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, TINY
+from tests.huggingface.configs import ALIKE, FAMILIES, LACKING, OTHERS, TINY
 from tests.huggingface.tiny_models import compared, config_of, model_of, run
 
 RECORD = Path(__file__).with_name("families.json")
@@ -318,12 +318,12 @@ def asked(name: str, part: str | None = None, **given: Any) -> Figures:
 
 
 def answer(name: str) -> str:
-    """How a type is read with its default configuration: by the "table", as words of what was "asked: ..." (of the
-    encoder too, where it is another stack), or "refused: ..."."""
+    """How a type is read with its default configuration and what that lacks: by the "table", as words of what was
+    "asked: ..." (of the encoder too, where it is another stack), or "refused: ..."."""
     try:
-        config = CONFIG_MAPPING[name]()
+        config = CONFIG_MAPPING[name](**LACKING.get(name, {}))
     except Exception as error:  # of huggingface_hub, for a type without defaults
-        return f"refused: its default configuration is an error of transformers, {type(error).__name__}"
+        return f"refused: its default configuration is an error of transformers, {reason(error)}"
     inner = config if config.model_type in NAMES else (getattr(config, "text_config", None) or config)
     if inner.model_type in NAMES:
         return "table"
@@ -341,7 +341,7 @@ def answer(name: str) -> str:
 def asked_figures(name: str) -> Figures | None:
     """Those of a family that is asked, or None if transformers has no tiny model of it alone."""
     try:
-        return asked(name)
+        return asked(name, **LACKING.get(name, {}))
     except AssertionError:
         raise
     except Exception:  # of transformers, whose sizes depend on one another

@@ -230,7 +230,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "mamba",
         {},
-        "its model's code: its attention is code of its own, which calls no function of transf",
+        "its model's code: none of its modules calls transformers' attention functions, wh",
     ),
     (
         "gpt_neo",
@@ -244,6 +244,18 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("yolos", PIXELS | {"image_size": [24, 24]}, "positions are added to its tokens 3 times"),
     ("canary_decoder", {}, "what its model adds to its input are no sinusoids in an order that is known"),
+    (
+        "qwen4_exp_text",
+        SIZES | {"layer_types": ["full_attention"] * 4},
+        "in Qwen4ExpTextQSAIndexer.__init__: .*, and the configuration has no indexer_n_heads, indexer_kv_heads, ",
+    ),
+    ("blt", {}, "BltCrossAttention gets 34 queries for 16 tokens: its queries are no tokens"),
+    (
+        "doge",
+        SIZES,
+        "in layer 0 attention gets a mask of its own, seen for 24 tokens, and the configuration has ke",
+    ),
+    ("gemma4_text", SIZES | {"num_kv_shared_layers": 4}, "take keys and values of another model: num_kv_shared_l"),
     ("nanochat", {"num_hidden_layers": 600}, "its num_hidden_layers must be within 1..512, got 600"),
     (
         "nanochat",

@@ -15,6 +15,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -67,12 +68,11 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
     """
     try:
         return _positions(keys, even=False)
-    except ValueError as error:
-        try:
+    except ValueError:
+        with suppress(ValueError):
             said = _positions(keys, even=True)
-        except ValueError:
-            raise error from None
-    return replace(said, remarks=(*said.remarks, "learned weights multiply queries and keys after they turn"))
+            return replace(said, remarks=(*said.remarks, "learned weights multiply queries and keys after they turn"))
+        raise
 
 
 def _positions(keys: Keys, even: bool) -> ModelPositions:
@@ -87,6 +87,8 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         if not 1 <= value <= LAYERS:
             raise ValueError(f"its {name} must be within 1..{LAYERS}, got {value}")
     count = counts.get(f"{stack}_layers", counts.get("num_hidden_layers", 0))
+    if (shared := getattr(config, "num_kv_shared_layers", None) or 0) >= count > 0:
+        raise ValueError(f"all its layers take keys and values of another model: num_kv_shared_layers is {shared}")
     length = getattr(config, "max_position_embeddings", getattr(config, "max_target_positions", None))
     length = length if isinstance(length, int) and length > 0 else None
     if length is not None and not 1 < length <= ROWS:
@@ -269,7 +271,7 @@ def _table(asked: Asked, answer: Answer, keys: Keys) -> Scheme | None:
     [(weight, rows)] = tables
     offset = rows[0] - int(answer.places[0])
     if rows != [int(place) + offset for place in answer.places] or offset < 0:
-        raise ValueError(f"positions {answer.places.tolist()} are rows {rows} of its table")
+        raise ValueError(f"positions {answer.places[:4].tolist()} ... are rows {rows[:4]} ... of its table")
     return table_of(weight.size(0), weight.size(1), offset)
 
 
@@ -288,7 +290,7 @@ def _layer(call: Call, plain: tuple[Call, Call]) -> Layer:
 def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tuple[str, Scheme]:
     """The scheme of a layer that adds a bias to its scores, the same with any weights, and the name of its table."""
     if any(not isinstance(part, (NoPE, QueryScale)) for part in scheme.parts):
-        raise ValueError("adds a bias to scores of queries that turn")
+        raise ValueError("queries turn, and a bias is added to their scores too")
     for name, (weight, rows) in seen[0][1].buckets.items():
         biases = [(call.bias, answer.buckets[name], answer.places) for call, answer in seen]
         if all(
@@ -470,7 +472,7 @@ def _fit(
 ) -> Scheme:
     """The scheme of a layer."""
     if float((call.value - call.value[:, :, :1]).abs().max()) > 1e-9 * float(call.value.abs().max()):
-        raise ValueError("values differ by position")
+        raise ValueError("values differ by position" + ", as keys do" * torch.equal(call.value, call.key))
     head_dim = call.query.size(-1)
     if call.key.size(-1) != head_dim:
         raise ValueError(f"queries have {head_dim} channels and keys {call.key.size(-1)}")

@@ -58,9 +58,9 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     raw = _raw(config)
     check_sizes("config", config.to_dict() if raw is None else raw)
     found = whole = config if raw is None else _build(raw)
-    inside = None
+    inside = name = None
     if part in PARTS or whole.model_type not in READERS:
-        name = PARTS["vision" if part == "vision" else "text"]
+        name = PARTS["vision"] if part == "vision" else _text_of(whole)
         if getattr(whole, name, None) is not None:
             found, inside = getattr(whole, name), whole.model_type
             if raw is not None:
@@ -72,7 +72,7 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     if found.model_type not in READERS and getattr(found, "is_encoder_decoder", False):
         inside = "decoder" if part in (None, *PARTS) else part
         check_choice("part", inside, STACKS)
-    elif part not in (None, *PARTS):
+    elif part not in (None, name, *PARTS):
         raise ValueError(f"part must be left out for {found.model_type}, which is one model, got {part!r}")
     keys = Keys(found, inside, ignored)
     read = _entries(keys)
@@ -83,6 +83,15 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     if (put := getattr(found, RECORD, getattr(whole, RECORD, None))) is not None:
         remarks.append(f"not so in the model itself, which was patched: {RECORD} = {put}")
     return replace(said, remarks=tuple(remarks))
+
+
+def _text_of(whole: Any) -> str:
+    """The key of the configuration of the text, or of what else a causal model is of."""
+    from posenc.huggingface.questions import model_class
+
+    kind = getattr(model_class(whole), "config_class", None)
+    parts = [name for name in getattr(whole, "sub_configs", {}) if type(getattr(whole, name, None)) is kind]
+    return parts[0] if parts and getattr(whole, PARTS["text"], None) is None else PARTS["text"]
 
 
 def _read(keys: Keys) -> ModelPositions:

@@ -7,10 +7,12 @@ import copy
 import functools
 import importlib
 import inspect
+import linecache
 import math
 import re
 import textwrap
 import threading
+import traceback
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -240,6 +242,8 @@ class Asked:
         is_grid = "grid_thw" in self.parameters  # patches, by row and column, or time too
         self.axes = is_grid * (3 if "include_temporal=True" in inspect.getsource(type(self.model).forward) else 2)
         self.takes_ids = is_grid or "position_ids" in self.parameters
+        tables = [getattr(each, "embed_tokens", None) for each in self.model.modules()]
+        self.rows = max([1, *(len(each) for each in tables if isinstance(each, nn.ModuleList))])  # of ids, for one text
         self._prepare()
         self.layers = {
             module: int(found[1]) if (found := re.search(r"\.(\d+)(\.|$)", name)) else -1
@@ -248,7 +252,7 @@ class Asked:
 
     def _prepare(self) -> None:
         if not any(asks(module) for module in self.model.modules()):
-            raise ValueError("its attention is code of its own, which calls no function of transformers' table")
+            raise ValueError("none of its modules calls transformers' attention functions, where positions are seen")
         _prune(self.model, self.is_tower)
         indexers.record(self.model)
         self.fixed: dict[str, Tensor] = {}
@@ -440,7 +444,7 @@ class Asked:
         self.tokens = ids_of.size(-1) if by_ids else int(places.max()) + 1
         seen = slice(before, None) if by_ids else places
         given = self._inputs(ids_of[None] if by_ids and ids_of.dim() < 3 else ids_of, by_ids)
-        calls = self._run(given, plain, lambda x: x[:, :, seen])
+        calls = self._run(given, plain, lambda x: x if x.size(1) == self.tokens != x.size(2) else x[:, :, seen])
         across = [call for call in calls if call.tokens[2] == self.tokens + ENCODED]
         for call in across:
             if any(float((x - x[:, :, :1]).abs().max()) > 0 for x in (call.query, call.key)) or call.bias is not None:
@@ -448,7 +452,10 @@ class Asked:
         calls = [call for call in calls if call not in across]
         for call in calls:
             if call.tokens[1] != self.tokens and not (self.axes and self.tokens == GRID**2):
-                raise ValueError(f"its attention gets {call.tokens[1]} queries of {self.tokens} tokens")
+                raise ValueError(
+                    f"{type(call.module).__name__} gets {call.tokens[1]} queries for {self.tokens} tokens: its queries "
+                    "are no tokens"
+                )
         return Answer(calls, dict(self.tables), places, bool(across), dict(self.buckets))
 
     def _run(self, given: dict[str, Any], plain: bool, keep: Callable[[Tensor], Tensor]) -> list[Call]:
@@ -468,7 +475,13 @@ class Asked:
             asked = {call.module for call in calls}  # after its last layer, if these are all
             count = getattr(self.config, "num_hidden_layers", None) or len(asking)
             if not (self.axes or self.is_tower) or len(asked) < (count if self.is_tower else len(asking)):
-                raise ValueError(f"its model could not be run: {reason(error)}") from error
+                raise ValueError(f"its model could not be run: {_reason(error, self.config)}") from error
+        # A token's states in other layers, to which the same query attends for each token, have no positions.
+        calls = [
+            c
+            for c in calls
+            if c.tokens[1] == self.tokens or c.query.size(1) != self.tokens or bool((c.query != c.query[:, :1]).any())
+        ]
         if not calls:
             raise ValueError("none of its layers called its attention function")
         if self.differing:
@@ -491,7 +504,7 @@ class Asked:
         """The same token everywhere, at the places given, and an encoder's states."""
         pad = getattr(self.config, "pad_token_id", None)
         given: dict[str, Any] = {
-            "input_ids": torch.full((1, self.tokens), 3 if pad != 3 else 4),
+            "input_ids": torch.full((self.rows, self.tokens), 3 if pad != 3 else 4),
             "use_cache": False,
             "lang_ids": torch.zeros(1, dtype=torch.long),
         }
@@ -540,7 +553,8 @@ def model_class(config: Any, stack: str | None = None) -> Any:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, PreTrainedModel
 
     home = type(config).__module__
-    kind: Any = None if stack == "encoder" else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    is_headless = stack == "encoder" or (stack is None and getattr(config, "is_decoder", None) is False)
+    kind: Any = None if is_headless else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     kind = kind or MODEL_MAPPING.get(type(config), None)
     if kind is not None or not home.startswith("transformers."):
         return kind[0] if isinstance(kind, tuple) else kind
@@ -562,7 +576,21 @@ def built(config: Any, stack: str | None = None, kind: Any = None) -> nn.Module:
     except Exception as error:  # of any type: transformers computes with the configuration
         if isinstance(error, KeyError) and NAME in error.args:
             raise ValueError("it has attention classes of its own, and takes no other") from error
-        raise ValueError(f"its model could not be built: {reason(error)}") from error
+        raise ValueError(f"its model could not be built: {_reason(error, config)}") from error
+
+
+def _reason(error: Exception, config: Any) -> str:
+    """An error in words, the line of a model's code at which it came up, and what the configuration lacks there."""
+    from transformers import PreTrainedConfig
+
+    frames = [each for each in traceback.walk_tb(error.__traceback__) if ".models." in each[0].f_globals["__name__"]]
+    if not frames:
+        return reason(error)
+    frame, line = frames[-1]
+    code = frame.f_code
+    lacks = [n for n in code.co_names if vars(config).get(n, 0) is None and not hasattr(PreTrainedConfig, n)]
+    lacking = f", and the configuration has no {', '.join(lacks)}" * bool(lacks)
+    return f"{reason(error)}, in {code.co_qualname}: {linecache.getline(code.co_filename, line).strip()}{lacking}"
 
 
 def _build(config: Any, stack: str | None, kind: Any) -> nn.Module:
@@ -602,7 +630,9 @@ def _listening(calls: list[Call], keep: Callable[[Tensor], Tensor] = torch.Tenso
                 is_seen = attention_mask > torch.finfo(attention_mask.dtype).min / 2
                 seen = attention_mask, is_seen, bool((is_seen & (attention_mask != 0)).any())
             if seen[2]:
-                biases.append(attention_mask.masked_fill(~seen[1], 0))
+                low, high = (attention_mask.masked_fill(~seen[1], math.copysign(math.inf, n)) for n in (1, -1))
+                if bool((high.amax(-1) > low.amin(-1)).any()):  # the same number for all keys changes nothing
+                    biases.append(attention_mask.masked_fill(~seen[1], 0))
                 attention_mask = seen[1]
         rows = [keep(bias.expand(1, query.size(1), query.size(2), -1))[0].double() for bias in biases]
         bias = functools.reduce(lambda a, b: a + b, rows) if any(bool(each.any()) for each in rows) else None
