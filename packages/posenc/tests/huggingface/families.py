@@ -238,7 +238,9 @@ def words(said: ModelPositions) -> str:
     indexers = [layer.indexer for layer in said.layers if layer.indexer is not None]
     if indexers:
         found.append(f"the best keys of an indexer: {_of_part(indexers[0].rotation)}")
-    found += ["layers without attention"] * any("have no attention" in remark for remark in said.remarks)
+    found += ["layers without attention"] * any(
+        "those are the layers with attention" in remark for remark in said.remarks
+    )
     return ", ".join(each for each in found if each)
 
 

@@ -233,6 +233,8 @@ def test_what_still_differs_by_position_is_named() -> None:
     config = tiny("inkling_text", log_scaling_n_floor=2, layer_types=["full_attention"] * 4)
     words = "cannot all be switched off: the query of layer 0, .* still differ by position"
     refused(NoPE(), transformers.AutoModelForCausalLM.from_config(config), words)
+    whisper = transformers.AutoModel.from_config(tiny("whisper"))
+    refused({"decoder": NoPE()}, whisper, "vectors that are added to its tokens still differ by position")
     vit = transformers.AutoModel.from_config(config_of("vit"))
     refused(NoPE(), vit, "it takes pixel_values, and a scheme is put into models of input_ids alone")
     doge = transformers.AutoModelForCausalLM.from_config(tiny("doge"))

@@ -80,7 +80,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
     stack = keys.inside if keys.inside in ("encoder", "decoder") else None
     counts = {
         name: value
-        for name in ("num_hidden_layers", "encoder_layers", "decoder_layers")
+        for name in ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
         if isinstance(value := getattr(config, name, None), int)
     }
     for name, value in counts.items():

@@ -31,7 +31,15 @@ NAME = "posenc_asked"
 LAYERS, ROWS = 512, 2**24
 """The most layers of a model that is asked, and the most positions of its tables."""
 
-LARGEST = {"hidden_size": 2**15, "intermediate_size": 2**17, "vocab_size": 2**20}
+LARGEST = {
+    "hidden_size": 2**15,
+    "image_size": 2**12,
+    "intermediate_size": 2**17,
+    "max_source_positions": 2**14,
+    "num_mel_bins": 2**12,
+    "patch_length": 2**16,
+    "vocab_size": 2**20,
+}
 """The most of each size, since what a model computes of its tokens is computed for real."""
 
 PLACES = (0, 1, 2, 5, 37, 300, 2000, 12_000, 70_000)
@@ -280,7 +288,7 @@ class Asked:
         for seed in range(2):
             weight = module._parameters[name] = nn.Parameter(torch.zeros(getattr(module, name).shape), False)
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                torch.manual_seed(seed)
+                torch.default_generator.manual_seed(seed)  # of the CPU alone: fork_rng restores no other
                 for n in range(len(parts), -1, -1):
                     model._init_weights(model.get_submodule(".".join(parts[:n])))
             found.append(weight.detach().double())

@@ -24,8 +24,8 @@ from posenc.schemes.nope import NoPE
 from posenc.schemes.sinusoidal import Sinusoidal
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
-TOKENS = 2**13
-"""The most patches or frames of a model that is asked."""
+TOKENS, INPUTS = 2**13, 2**26
+"""The most patches or frames of a model that is asked, and the most numbers of its input."""
 
 
 class Tower(Asked):
@@ -284,15 +284,20 @@ def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tup
         pair("num_channels", "in_channels", "in_chans", default=3)[0],
         pair("num_frames", "frames_per_clip")[0],
     )
+    if min(*image, *patch) < 1:
+        raise ValueError(f"its images and patches must be of at least 1 pixel, got {image} and {patch}")
     grid = image[0] // patch[0], image[1] // patch[1]
     count, flat = grid[0] * grid[1], channels * patch[0] * patch[1]
     tubelet = getattr(config, "tubelet_size", 1)
     steps = frames // (tubelet if isinstance(tubelet, int) else tubelet[0])
     mel = pair("feature_projection_input_dim", "num_mel_bins", "feature_size", default=80)[0]
     longest = 2 * pair("max_source_positions", default=600)[0]
+    if max(count * max(steps, 1), longest) > 2 * TOKENS:
+        raise ValueError(f"it must make at most {TOKENS} tokens, got {max(count * max(steps, 1), longest // 2)}")
+    length = pair("patch_length", default=32)[0]
     every = torch.ones(1, count, dtype=torch.bool)
     more = {
-        "past_values_padding": torch.zeros(1, 64 * pair("patch_length", default=32)[0], dtype=torch.long),
+        "past_values_padding": torch.zeros(1, 64 * length, dtype=torch.long),
         "freq": torch.zeros(1, 1, dtype=torch.long),
         "skip_predictor": True,
         "bool_masked_pos": torch.zeros(1, count * max(steps, 1), dtype=torch.bool),
@@ -316,10 +321,12 @@ def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tup
             ((1, 1, 320 * 200), ()),
             ((1, getattr(config, "max_length", 0), mel), ()),
         ],
-        "past_values": [((1, 64 * pair("patch_length", default=32)[0]), ())],
+        "past_values": [((1, 64 * length), ())],
     }
     for shape, of in every_shape.get(next(iter(takes)), []):
         if all(shape):
+            if math.prod(shape) > INPUTS:
+                raise ValueError(f"its input must have at most {INPUTS} numbers, got {tuple(shape)}")
             given = {
                 name: more[name]
                 for name, each in takes.items()
