@@ -1,11 +1,11 @@
-// Step 2: four codes of a position, the distances between their vectors, and what each of them breaks.
+// Step 2: five codes of a position, the distances between their vectors, and what each of them breaks.
 
 import { element } from "posenc/elements.js";
 import { Sinusoidal } from "posenc/math/add.js";
 import { Matrix } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
 import { agreed, apart, named } from "posenc/options.js";
-import { count } from "posenc/panel.js";
+import { count, shown } from "posenc/panel.js";
 
 const [COUNT, LONG] = [16, 1024]; // positions in the picture, and of a long text
 const [DIM, BASE] = [8, 100];
@@ -21,6 +21,11 @@ const filled = (rows, columns, at) =>
 /** Of each code its vectors for so many positions, and the Python that makes those of the picture. */
 const CODES = {
     counting: { name: "counting", table: (n) => filled(n, 1, (p) => p), python: `torch.arange(${COUNT})[:, None]` },
+    fraction: {
+        name: "p / N, for N tokens",
+        table: (n) => filled(n, 1, (p) => p / n),
+        python: `(torch.arange(${COUNT})[:, None] / ${COUNT})`,
+    },
     "one-hot": {
         name: "one-hot",
         table: (n) => filled(n, n, (p, c) => Number(p === c)),
@@ -70,7 +75,8 @@ export const figure = {
         const [P, long] = [COUNT, LONG].map(CODES[code].table);
         const D = distances(P);
         const largest = [P, long].map(({ data }) => data.reduce((most, x) => Math.max(most, Math.abs(x)), 0));
-        return { P, D, largest, widths: [P.columns, long.columns], next: over(D, 1), far: over(D, 8) };
+        const step = Math.hypot(...long.row(1).map((x, c) => x - long.row(0)[c])); // in the long text
+        return { P, D, step, largest, widths: [P.columns, long.columns], next: over(D, 1), far: over(D, 8) };
     },
     line: ({ code }) => `P = ${CODES[code].python}.double()\ntorch.cat([P, torch.cdist(P, P)], dim=1)`,
     compared(state) {
@@ -97,38 +103,28 @@ export const figure = {
         ];
         vectors.canvas.parentElement.dataset.part = "vectors";
         apartFrom.canvas.parentElement.dataset.part = "distances";
-        return ({ code }, { P, D, largest, widths, next, far }) => {
+        return ({ code }, { P, D, step, largest, widths, next, far }) => {
             const { name } = CODES[code];
             const [rows, columns] = [COUNT, P.columns];
             vectors.draw(P.data, {
-                rows,
-                columns,
-                aspect: 1,
-                low: Math.min(...P.data),
+                ...{ rows, columns, aspect: 1, low: Math.min(...P.data) },
                 label: `${name}: the vectors of the positions`,
             });
             apartFrom.draw(D.data, {
-                rows,
-                columns: rows,
-                low: 0,
-                centre: null,
+                ...{ rows, columns: rows, low: 0, centre: null },
                 label: `${name}: distances between positions`,
             });
+            const inLong = step < next[0] - 1e-9 ? `, and ${shown(step, 3)} in a text of ${count(LONG)}` : "";
             const said = [
-                ["largest number", largest, count, "largest"],
+                ["largest number", largest, (x) => count(Number(x.toFixed(2))), "largest"],
                 ["numbers in a vector", widths, count, "width"],
-                ["from p to p + 1", [range(next)], String, "neighbours"],
+                ["from p to p + 1", [range(next) + inLong], String, "neighbours"],
                 ["from p to p + 8", [range(far)]],
             ];
             facts.replaceChildren(
                 ...said.flatMap(([what, [here, there], written = String, part]) => [
                     element("dt", { "data-part": part }, what),
-                    element(
-                        "dd",
-                        {},
-                        written(here),
-                        there > here ? `, and ${written(there)} in a text of ${count(LONG)}` : "",
-                    ),
+                    element("dd", {}, written(here), there > here ? `, and ${written(there)} in a text of ${count(LONG)}` : ""),
                 ]),
             );
         };
@@ -141,12 +137,13 @@ export const figure = {
 export const predict = { code: "binary" };
 
 export const question = {
-    judge({ code }, { D, largest, next: [least, most] }) {
-        const isRight = most - least < 1e-9 && D.row(7)[8] < D.row(7)[0] - 1e-9 && largest[1] <= 1;
+    judge({ code }, { D, step, largest, next: [least, most] }) {
+        const isEven = most - least < 1e-9 && Math.abs(step - least) < 1e-9;
+        const isRight = isEven && D.row(7)[8] < D.row(7)[0] - 1e-9 && largest[1] <= 1;
         return isRight ? "right" : code;
     },
     examples: {
         right: { code: "waves" },
-        ...Object.fromEntries(["counting", "one-hot", "binary"].map((code) => [code, { code }])),
+        ...Object.fromEntries(["counting", "fraction", "one-hot", "binary"].map((code) => [code, { code }])),
     },
 };

@@ -159,7 +159,8 @@ function whyOf(app) {
     const { set, lengths = [], curves = {} } = measured(app) ?? {};
     const ends = set ? [lengths.indexOf(set.trained), lengths.length - 1] : [];
     const loss = (name, at) => {
-        if (!curves[name]) return "not measured";
+        const once = app.data.tables[name]?.bits?.[lengths[at]];
+        if (!curves[name]) return once ? `${once.toFixed(2)}, trained once` : "not measured";
         const found = curves[name][at]?.[0];
         return Number.isFinite(found) ? found.toFixed(2) : "undefined";
     };
