@@ -122,7 +122,10 @@ def is_indexer(layer: Any) -> bool:
 
 def code(scheme: Scheme) -> str:
     """The line of posenc that makes a scheme."""
-    places = (type(part).__module__ if "variants" in type(part).__module__ else "posenc" for part in scheme.parts)
+    import posenc
+
+    names = ((type(part).__module__, type(part).__name__) for part in scheme.parts)
+    places = ("posenc" if hasattr(posenc, name) else place for place, name in names)
     return " + ".join(f"{place}.{part!r}" for place, part in zip(places, scheme.parts, strict=True))
 
 

@@ -38,6 +38,7 @@ from posenc.huggingface.questions import (
     Asked,
     Call,
     built,
+    length_of,
     within,
 )
 from posenc.huggingface.reading import Keys, Layer, ModelPositions, scaled, summarize_model
@@ -89,14 +90,15 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
     count = counts.get(f"{stack}_layers", counts.get("num_hidden_layers", 0))
     if (shared := getattr(config, "num_kv_shared_layers", None) or 0) >= count > 0:
         raise ValueError(f"all its layers take keys and values of another model: num_kv_shared_layers is {shared}")
-    length = getattr(config, "max_position_embeddings", getattr(config, "max_target_positions", None))
-    length = length if isinstance(length, int) and length > 0 else None
+    length = length_of(config)
     if length is not None and not 1 < length <= ROWS:
-        raise ValueError(f"its max_position_embeddings must be within 2..{ROWS}, got {length}")
+        name = "max_position_embeddings" if hasattr(config, "max_position_embeddings") else "max_target_positions"
+        raise ValueError(f"its {name} must be within 2..{ROWS}, got {length}")
     for name, most in LARGEST.items():
         size = getattr(config, name, None)
-        if isinstance(size, int) and size > most:
-            raise ValueError(f"its {name} must be at most {most} to be asked, got {size}")
+        for each in size if isinstance(size, (list, tuple)) else (size,):
+            if isinstance(each, int) and each > most:
+                raise ValueError(f"its {name} must be at most {most} to be asked, got {each}")
     tuned = getattr(config, "floor_scale", None) if getattr(config, "attn_temperature_tuning", False) else None
     floor = getattr(config, "log_scaling_n_floor", None)
     if tuned is not None or floor is not None:  # it counts slots, of which there are few

@@ -575,6 +575,12 @@ def model_class(config: Any, stack: str | None = None) -> Any:
     return max(kinds, key=lambda each: [word in each.__name__ for word in said], default=None)
 
 
+def length_of(config: Any) -> int | None:
+    """The number of positions that a configuration names."""
+    length = getattr(config, "max_position_embeddings", getattr(config, "max_target_positions", None))
+    return length if isinstance(length, int) and length > 0 else None
+
+
 def built(config: Any, stack: str | None = None, kind: Any = None) -> nn.Module:
     """The model of a configuration, of the class ``kind`` if it is given, or one of its two stacks, in float64, without
     weights. ValueError if transformers has none."""

@@ -20,7 +20,20 @@ from posenc.compat import no_grad
 from posenc.huggingface.asking import _angles, _by_axis, _candidates, _numbers, _ruled, _turning, _window
 from posenc.huggingface.attention import REFUSED, check_runs
 from posenc.huggingface.patched import Patched, named, text_config
-from posenc.huggingface.questions import COUNTED, FRESH, PLACES, ROWS, SILENT, WARM, Answer, Asked, asks, built, within
+from posenc.huggingface.questions import (
+    COUNTED,
+    FRESH,
+    PLACES,
+    ROWS,
+    SILENT,
+    WARM,
+    Answer,
+    Asked,
+    asks,
+    built,
+    length_of,
+    within,
+)
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, check_window
@@ -52,7 +65,7 @@ class Turns:
 
     def own(self, name: str, config: Any, places: Tensor) -> RoPE:
         """The first rotation by a base and scaling of the configuration that does so. ValueError if there is none."""
-        for base, scaling in _candidates(config, _length(config)):
+        for base, scaling in _candidates(config, length_of(config)):
             try:
                 rope = self.rope(base, scaling)
                 theta, factor = rope.frequencies(lengths=places[-1:].double() + 1 if rope.needs_lengths else None)
@@ -92,11 +105,6 @@ def _by_token(out: Any, tokens: int) -> Tensor | None:
     return z.movedim(dims[0], 0).reshape(tokens, -1)
 
 
-def _length(config: Any) -> int | None:
-    length = getattr(config, "max_position_embeddings", getattr(config, "max_target_positions", None))
-    return length if isinstance(length, int) and length > 1 else None
-
-
 def rotaries(base: Any) -> Iterator[nn.Module]:
     """The rotary modules of the text; those of an image tower have another configuration."""
     config = text_config(base)
@@ -116,7 +124,7 @@ def ask_rotary(module: Any) -> dict[Kind, tuple[Turns, RoPE]]:
     else:
         probe = copy.deepcopy(module).cpu()
     names = [name for name, _ in probe.named_buffers() if name.endswith("inv_freq") and "original" not in name]
-    places = within(PLACES, _length(module.config) or 4096)
+    places = within(PLACES, length_of(module.config) or 4096)
     for name in names:  # as before a long text, which some change their buffers for
         original = getattr(probe, name.removesuffix("inv_freq") + "original_inv_freq", None)
         if original is not None:
@@ -299,7 +307,7 @@ class Seams:
                 given_by = functools.partial(self._note_given, path)
                 notes.append(module.register_forward_hook(given_by, with_kwargs=True))
         # A new scheme may run past the trained length, where a factor of queries may begin; a learned table ends there.
-        ends = [min(_length(config) or 4096, ROWS if asked.takes_ids else COUNTED)]
+        ends = [min(length_of(config) or 4096, ROWS if asked.takes_ids else COUNTED)]
         if asked.takes_ids and not asked(within(PLACES, ends[0])).tables:
             ends = [ROWS, *ends]
         answer = self._first(ends)
