@@ -24,4 +24,6 @@ for dtype in library.REALS:
     # That it runs, and is no other function: `posenc kernel --test` has the bounds.
     for one, other in zip(found, expected, strict=True):
         assert (one.double() - other).norm() <= 8 * torch.finfo(dtype).eps * other.norm()
-    print(f"{dtype}: {library.level(dtype)}, forward and backward as the reference's")
+    binary = library.find(library.REALS[dtype])
+    assert isinstance(binary, library.LoadedLibrary)
+    print(f"{dtype}: {binary.record.level}, forward and backward as the reference's")

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc import compat
 from posenc.arguments import shown
 from posenc.backends import choose
 from posenc.backends.call import Call, RotatedBand, counted
@@ -113,7 +114,7 @@ def _refusals(bands: list[tuple[str, Call]]) -> dict[str, str]:
 
 def _is_dense(call: Call) -> bool:
     """Whether to compute the scores of all bands densely: they are few, or only the reference has the derivative."""
-    if call.is_forward_mode:
+    if compat.is_forward_mode():
         return True
     pairs = call.query.size(2) * call.key.size(2)
     is_few = not torch.compiler.is_compiling() and pairs <= choose.FEW_PAIRS

@@ -47,7 +47,7 @@ def inputs(call: Call) -> str | None:
     """Why a call cannot be computed from its tiles, whatever its terms."""
     if call.attn_mask is not None or call.dropout_p:
         return "it does not support attn_mask and dropout"
-    if call.is_forward_mode:
+    if compat.is_forward_mode():  # its tangents would be dropped without an error
         return "it has no forward-mode derivative"
     if compat.is_transformed():
         return "its operator does not support torch.func transforms"
@@ -92,12 +92,6 @@ def lines_known(call: Call) -> str | None:
 
 
 LONG = "a term needs a table of all distances, whose range is too large"
-
-
-def long_tables(call: Call) -> str | None:
-    """Why the table of a term that is not constant at large distances cannot be stored."""
-    is_long = any(distance.tail != "constant" for distance in distances_of(call)) and is_spread(call)
-    return LONG if is_long else None
 
 
 # -- of a term --------------------------------------------------------------------------------------------------------
@@ -436,11 +430,9 @@ class KernelOperands:
         assert score_term.distance is not None
         low, r = self._entries([score_term.distance])
         (c,) = score_term.coefficients(r)
+        is_last = int(len(self.call.score_terms) > 1 and self.call.score_terms[-1] is score_term)
         self._put("factor", low, block.of_heads(c.to(self.call.dtype), score_term.distance.scheme))
-        self.function = [FUNCTIONS[score_term.formula], self._is_last(score_term)]
-
-    def _is_last(self, score_term: Function) -> int:
-        return int(len(self.call.score_terms) > 1 and self.call.score_terms[-1] is score_term)
+        self.function = [FUNCTIONS[score_term.formula], is_last]
 
     def _broken(self, score_term: BrokenLine, scheme: str, block: Block) -> None:
         low, r = self._entries([Distance(scheme)])

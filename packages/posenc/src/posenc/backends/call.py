@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
@@ -137,11 +137,6 @@ class Call:
         return both
 
     @property
-    def is_forward_mode(self) -> bool:
-        """Whether forward-mode AD is active, whose tangents custom operators would drop without an error."""
-        return compat.is_forward_mode()
-
-    @property
     def has_few_queries(self) -> bool:
         """Whether this is a decoding step. A dynamic graph must not be specialized by comparing lengths, but dynamo
         always specializes a size of 1."""
@@ -257,7 +252,10 @@ class Backend:
 
     def refuses(self, call: Call) -> str | None:
         """Why it cannot run the call; None if it can. Does not read tensor values."""
-        return _answer(self.first, call) or self._refuses_term(call) or _answer(self.last, call)
+        for question in (*self.first, self._refuses_term, *self.last):
+            if (reason := question(call)) is not None:
+                return reason
+        return None
 
     def supports(self, kind: type[Term]) -> bool:
         """Whether it supports terms of the kind, where their conditions hold."""
@@ -275,14 +273,6 @@ class Backend:
                 if holds(term, call):
                     return reason
         return None
-
-
-def _answer(questions: Sequence[Question], call: Call) -> str | None:
-    for question in questions:
-        reason = question(call)
-        if reason is not None:
-            return reason
-    return None
 
 
 # -- tokens that take no part -----------------------------------------------------------------------------------------
@@ -360,15 +350,9 @@ def _unseen(call: Call) -> tuple[Unseen, Unseen]:
         return cached(
             call.store, "unseen", call.query.device, lambda: _by_layouts(call) if is_known else _by_order(call)
         )
-    seen = call.visible() if call.bool_mask is not None else _with_float_mask(call)
+    seen = replace(call, attn_mask=call.bool_attn_mask).visible()
     assert seen is not None  # there is a mask
     return if_any(~seen.any(-1)), if_any(~seen.any(-2))
-
-
-def _with_float_mask(call: Call) -> Tensor:
-    seen, mask = replace(call, attn_mask=None).visible(), call.bool_attn_mask
-    assert mask is not None
-    return mask if seen is None else mask & seen
 
 
 def if_any(unseen: Tensor | None) -> Tensor | None:

@@ -120,17 +120,6 @@ class CallFacts:
 
     # What the rows of `CHOICES` ask, in their order.
 
-    def is_forward_mode(self) -> bool:
-        """Tangents may be on their way."""
-        return self.call.is_forward_mode
-
-    def is_exported(self) -> bool:
-        """The program may run where posenc is not: as ONNX, for one."""
-        return compat.is_exporting()
-
-    def is_exported_with_mask(self) -> bool:
-        return self.is_exported() and self.takes(SDPA)
-
     def is_ahead(self) -> bool:
         """No mask is needed, and the kernel is still faster."""
         if self.has_plane or not self.takes(SDPA) or not self.is_plain():
@@ -148,18 +137,13 @@ class CallFacts:
     def suits_few_queries(self) -> bool:
         """The kernel is faster for a few queries, unless it first needs a vector for each key. Not in a compiled graph,
         which serves all lengths."""
-        is_asked = self.has_few_queries and not torch.compiler.is_compiling()
-        return is_asked and not _changes_keys(self.call) and self.takes(NATIVE)
+        return not torch.compiler.is_compiling() and self.has_few_queries_beside(NATIVE)
 
-    def splits_keys(self) -> bool:
-        """A GPU's kernel splits the keys of a few queries over its programs."""
-        return self.is_cuda() and self.has_few_queries and not _changes_keys(self.call) and self.takes(TRITON)
-
-    def has_few_rows(self) -> bool:
-        return self.has_few_queries and self.takes(SDPA)
-
-    def has_small_mask(self) -> bool:
-        return self.takes(SDPA) and self.has_few_pairs()
+    def has_few_queries_beside(self, kernel: Backend) -> bool:
+        """A few queries, and the kernel needs no vector for each key: one that is added to it, or a projected one."""
+        terms = self.call.score_terms
+        changes = any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in terms)
+        return self.has_few_queries and not changes and self.takes(kernel)
 
     def suits_kernel(self) -> bool:
         """The kernel takes it, tile by tile: on a line always faster than a mask
@@ -168,17 +152,16 @@ class CallFacts:
             return False
         return self.takes(NATIVE) and self.is_worth_tiles(PAIRS_PER_KERNEL_TILE)
 
-    def has_few_dense_rows(self) -> bool:
-        return self.has_few_queries
-
     def is_for_gpu_kernel(self) -> bool:
         """A GPU's kernel takes it, tile by tile."""
         has_terms = len(self.call.score_terms) + len(self.call.values) > 0
         return self.is_cuda() and has_terms and self.takes(TRITON) and self.is_worth_tiles()
 
     def meets_vectors(self) -> bool:
-        """A GPU's kernel computes products with vectors on the fly."""
-        return self.is_for_gpu_kernel() and _meets_vectors(self.call)
+        """Queries or weights are multiplied with vectors by distance, for which other kernels would gather a vector per
+        pair or store the products of each query with every distance."""
+        meets = len(self.call.values) > 0 or any(isinstance(term, RelativeDot) for term in self.call.score_terms)
+        return meets and self.is_for_gpu_kernel()
 
     def is_simple_far_away(self) -> bool:
         """A GPU's kernel needs no table for far pairs."""
@@ -186,21 +169,21 @@ class CallFacts:
         return self.is_for_gpu_kernel() and all(tail is not None for tail in tails)
 
     def is_learned(self) -> bool:
-        """A GPU's kernel sums the gradients of tables without atomic additions."""
-        return self.is_for_gpu_kernel() and _has_learned_tables(self.call)
-
-    def has_function(self) -> bool:
-        """A GPU's kernel computes the score function on the fly."""
-        return self.is_cuda() and self.takes(FLEX)
+        """A number per distance has a gradient, which one distance shows as well as all."""
+        if not torch.is_grad_enabled() or not self.is_for_gpu_kernel():
+            return False
+        r = torch.zeros(1, dtype=torch.int64, device=self.call.query_positions.device)
+        lines = [term.at(r) for term in self.call.score_terms if isinstance(term, Bias)]
+        for term in self.call.score_terms:
+            if isinstance(term, Function) and term.distance is not None:
+                lines += term.coefficients(r)
+        return any(line.requires_grad for line in lines)
 
     def has_mask(self) -> bool:
         """A mask can be held: there are few scores, or it is given for every pair and no term is added to it."""
         mask = self.call.attn_mask
         is_given = mask is not None and not (len(self.call.score_terms) or mask.requires_grad or 1 in mask.shape[2:])
         return self.takes(SDPA) and (is_given or self.has_few_scores())
-
-    def is_any(self) -> bool:
-        return True
 
 
 class Choice(NamedTuple):
@@ -212,58 +195,37 @@ class Choice(NamedTuple):
 
 
 FEW = "there are few queries: dense rows of scores are cheapest"
+SPLIT = "there are few queries, and the kernel splits the keys over its programs"
 ON_THE_FLY = "every term depends on distance, and the kernel computes the scores on the fly"
 VECTORS = "vectors depend on distance, and the kernel computes their products on the fly"
 FAR = "the scores are constant or linear at large distances, where the kernel needs no table"
 LEARNED = "a table by distance is learned, and the kernel sums its gradient without atomic additions"
-
+FEW_TOKENS = "there are few enough tokens for a dense mask"
+COMPILED = "a fused kernel computes the score function on the fly"
+# Such a program may run where posenc is not: as ONNX, for one.
 EXPORTED = "an exported program has PyTorch's operators alone, unless a backend is named"
 
 CHOICES = (
-    Choice(REFERENCE, CallFacts.is_forward_mode, "no fused kernel has a forward-mode derivative"),
-    Choice(SDPA, CallFacts.is_exported_with_mask, EXPORTED),
-    Choice(REFERENCE, CallFacts.is_exported, EXPORTED),
+    Choice(REFERENCE, lambda asked: compat.is_forward_mode(), "no fused kernel has a forward-mode derivative"),
+    Choice(SDPA, lambda asked: compat.is_exporting() and asked.takes(SDPA), EXPORTED),
+    Choice(REFERENCE, lambda asked: compat.is_exporting(), EXPORTED),
     Choice(NATIVE, CallFacts.is_ahead, None),
     Choice(SDPA, CallFacts.needs_no_mask, "nothing is added to the scores, so the fused kernel suffices"),
     Choice(NATIVE, CallFacts.suits_few_queries, "there are few queries, and the kernel reads keys only once"),
-    Choice(TRITON, CallFacts.splits_keys, "there are few queries, and the kernel splits the keys over its programs"),
-    Choice(SDPA, CallFacts.has_few_rows, FEW),
+    Choice(TRITON, lambda asked: asked.is_cuda() and asked.has_few_queries_beside(TRITON), SPLIT),
+    Choice(SDPA, lambda asked: asked.has_few_queries and asked.takes(SDPA), FEW),
     Choice(NATIVE, CallFacts.suits_kernel, ON_THE_FLY),
-    Choice(SDPA, CallFacts.has_small_mask, "there are few enough tokens for a dense mask"),
-    Choice(REFERENCE, CallFacts.has_few_dense_rows, FEW),
+    Choice(SDPA, lambda asked: asked.takes(SDPA) and asked.has_few_pairs(), FEW_TOKENS),
+    Choice(REFERENCE, lambda asked: asked.has_few_queries, FEW),
     Choice(TRITON, CallFacts.meets_vectors, VECTORS),
     Choice(TRITON, CallFacts.is_simple_far_away, FAR),
     Choice(TRITON, CallFacts.is_learned, LEARNED),
-    Choice(FLEX, CallFacts.has_function, "a fused kernel computes the score function on the fly"),
+    Choice(FLEX, lambda asked: asked.is_cuda() and asked.takes(FLEX), COMPILED),
     Choice(SDPA, CallFacts.has_mask, "there are few enough scores for a dense mask"),
     Choice(REFERENCE, CallFacts.has_few_scores, "there are few scores"),
-    Choice(CHUNKED, CallFacts.is_any, "the scores are too many to hold at once"),
+    Choice(CHUNKED, lambda asked: True, "the scores are too many to hold at once"),
 )
 """Read from the top: the first row that applies is taken, so each relies on those above it."""
-
-
-def _changes_keys(call: Call) -> bool:
-    """Whether a kernel first needs a vector for each key: one that is added to it, or a projected one for each
-    distance."""
-    return any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.score_terms)
-
-
-def _meets_vectors(call: Call) -> bool:
-    """Whether queries or weights are multiplied with vectors by distance, for which other kernels would gather a vector
-    per pair or store the products of each query with every distance."""
-    return len(call.values) > 0 or any(isinstance(score_term, RelativeDot) for score_term in call.score_terms)
-
-
-def _has_learned_tables(call: Call) -> bool:
-    """Whether a number per distance has a gradient, which one distance shows as well as all."""
-    if not torch.is_grad_enabled():
-        return False
-    r = torch.zeros(1, dtype=torch.int64, device=call.query_positions.device)
-    lines = [score_term.at(r) for score_term in call.score_terms if isinstance(score_term, Bias)]
-    for score_term in call.score_terms:
-        if isinstance(score_term, Function) and score_term.distance is not None:
-            lines += score_term.coefficients(r)
-    return any(line.requires_grad for line in lines)
 
 
 def _pairs_per_tile(call: Call) -> float:

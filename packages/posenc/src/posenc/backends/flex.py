@@ -33,7 +33,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Int
@@ -187,31 +187,24 @@ def _ways(call: Call) -> str | None:
 
 def _derivative(call: Call) -> str | None:
     is_graded, on_cpu = torch.is_grad_enabled(), call.query.device.type == "cpu"
-    if is_graded and not on_cpu and _must_be_deterministic() and _adds_atomically(call):
+    read = {"query": call.query, "key": call.key, "value": call.value, "attn_mask": call.attn_mask}
+    is_strict = torch.are_deterministic_algorithms_enabled()
+    is_strict = is_strict and not torch.is_deterministic_algorithms_warn_only_enabled()
+    of_pairs = (_first_score(call), call.attn_mask) if is_graded and not on_cpu and is_strict else ()
+    if any(x is not None and x.requires_grad for x in of_pairs):
         return (
             "FlexAttention adds up the gradients of a mask and of a score term's tensors in no fixed order, and "
             "torch.use_deterministic_algorithms(True) forbids it"
         )
     # Compiled code would drop tangents without an error.
-    if torch.compiler.is_compiling() or not ((on_cpu and is_graded) or call.is_forward_mode):
+    if torch.compiler.is_compiling() or not ((on_cpu and is_graded) or compat.is_forward_mode()):
         return None
-    read = {"query": call.query, "key": call.key, "value": call.value, "attn_mask": call.attn_mask}
     for name, x in (read | {"a score term": _first_score(call)}).items():
         if x is not None and forward_ad.unpack_dual(x).tangent is not None:
             return f"FlexAttention has no forward-mode derivative, and {name} has a tangent"
         if x is not None and on_cpu and is_graded and x.requires_grad:
             return f"FlexAttention has no backward on CPU, and {name} requires grad"
     return None
-
-
-def _must_be_deterministic() -> bool:
-    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _adds_atomically(call: Call) -> bool:
-    """Whether the kernel's backward on a GPU does: if what is read for each pair has a gradient."""
-    mask = call.attn_mask
-    return _first_score(call).requires_grad or (mask is not None and mask.requires_grad)
 
 
 def _first_score(call: Call) -> Tensor:
@@ -432,10 +425,7 @@ def _listed(
 
 def _length(tokens: int) -> int:
     """The power of two to pad to."""
-    length = SHORTEST
-    while length < tokens:
-        length *= 2
-    return length
+    return max(SHORTEST, 1 << (tokens - 1).bit_length())
 
 
 def _filled(x: Tensor, length: int, value: int) -> Tensor:
@@ -446,6 +436,11 @@ def _padded(call: Call, queries: int, keys: int) -> Call:
     """The call padded with masked queries and keys, contiguous. They have the last token's position, which every scheme
     can encode."""
     more_queries, more_keys = queries - call.query.size(2), keys - call.key.size(2)
+    more = {"query": more_queries, "key": more_keys}
+
+    def longer(side: Literal["query", "key"], x: Tensor) -> Tensor:
+        return x if x.size(2) == 1 else _more(x, more[side])
+
     mask = call.attn_mask
     if mask is not None:
         wider = (0, more_keys if mask.size(3) > 1 else 0, 0, more_queries if mask.size(2) > 1 else 0)
@@ -458,7 +453,7 @@ def _padded(call: Call, queries: int, keys: int) -> Call:
         query_positions=_stretched(call.query_positions.expand(call.query.size(0)), queries),
         key_positions=_stretched(call.key_positions.expand(call.key.size(0)), keys),
         attn_mask=mask,
-        score_terms=tuple(_padded_tensors(score_term, more_queries, more_keys) for score_term in call.score_terms),
+        score_terms=tuple(score_term.mapped(longer) for score_term in call.score_terms),
         query_features={name: _more(x, more_queries) for name, x in call.query_features.items()},
         key_features={name: _more(x, more_keys) for name, x in call.key_features.items()},
     )
@@ -467,11 +462,6 @@ def _padded(call: Call, queries: int, keys: int) -> Call:
 def _more(x: Tensor, tokens: int) -> Tensor:
     """(batch, heads, tokens, ...) padded with zeros by ``tokens``."""
     return F.pad(x, (0, 0) * (x.dim() - 3) + (0, tokens)).contiguous()
-
-
-def _padded_tensors(score_term: ScoreTerm, queries: int, keys: int) -> ScoreTerm:
-    more = {"query": queries, "key": keys}
-    return score_term.mapped(lambda side, x: x if x.size(2) == 1 else _more(x, more[side]))
 
 
 def _stretched(positions: Positions, tokens: int) -> Positions:

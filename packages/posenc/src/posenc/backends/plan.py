@@ -18,16 +18,7 @@ from posenc.backends.cache import MAX_ENTRIES, OfScheme, cached
 from posenc.backends.call import Backend, Call, Direct
 from posenc.backends.request import DTYPES, POSITIONS_REQUIRED_BY, Request, default_positions, of_scheme
 from posenc.encoding.encoding import Context, Encoding
-from posenc.encoding.staleness import (
-    MadeWith,
-    are_equal,
-    closed_over,
-    is_readable,
-    live,
-    made_with,
-    tensors_of,
-    with_values,
-)
+from posenc.encoding.staleness import MadeWith, are_equal, is_readable, live, made_with, with_values
 from posenc.encoding.terms import gives_weights
 from posenc.positions.tiles import Chunk
 from posenc.scheme import Scheme, bare_parts
@@ -281,7 +272,4 @@ def _is_constant(x: object) -> bool:
 
 def _is_lazy(encoding: Encoding) -> bool:
     """Whether its terms read parameters in each call, so that it has no tensors but these."""
-    of_score_terms = tuple(score_term.tensors for score_term in encoding.score_terms)
-    terms = (*encoding.rotations, *encoding.score_terms, *encoding.values)
-    tensors = (*tensors_of((encoding.tables, encoding.rotations, of_score_terms)), *closed_over(terms))
-    return all(type(x) is nn.Parameter for x in tensors)
+    return all(type(x) is nn.Parameter for x in (*encoding.tables, *encoding._tensors()))

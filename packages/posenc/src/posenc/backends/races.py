@@ -121,7 +121,7 @@ def kernel_is_ahead(call: Call) -> str | None:
     race = race_of(kind)
     if race is None:
         return f"{WHY}, and from {DEFAULT_TOKENS} tokens on the kernel is taken" if tokens >= DEFAULT_TOKENS else None
-    lap = nearest(race, tokens)
+    lap = min(race, key=lambda lap: abs(math.log(lap.tokens / max(tokens, 1))))  # of the nearest length, by ratio
     return f"{WHY}, and in a race on this machine the kernel took {lap}" if lap.is_kernel else None
 
 
@@ -135,11 +135,6 @@ def _is_ahead_everywhere(*kind: Any) -> bool:
 
 
 _is_ahead_everywhere._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def nearest(race: Race, tokens: float) -> Lap:
-    """The lap of the nearest length, by ratio."""
-    return min(race, key=lambda lap: abs(math.log(lap.tokens / max(tokens, 1))))
 
 
 def race_of(kind: Kind) -> Race | None:
@@ -176,12 +171,11 @@ def _run(kind: Kind) -> Race:
     laps: list[Lap] = []
     # Neither the caller's autocast, inference mode and hooks nor its random numbers have a part in it. Checkpointing
     # has such hooks, which would run the layer again, in which this race is.
-    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
     with (
         torch.inference_mode(False),
         torch.set_grad_enabled(kind.is_training),
         torch.autocast("cpu", enabled=False),
-        hooks,
+        compat.without_saved_tensors_hooks(),
     ):
         for tokens in LENGTHS:
             laps.append(_lap(kind, tokens))

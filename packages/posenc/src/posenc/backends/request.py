@@ -268,9 +268,8 @@ def of_scheme(
     scheme: Scheme | None, query_positions: Positions, key_positions: Positions, dtype: torch.dtype
 ) -> Encoding:
     if scheme is None:
-        return Encoding(
-            query_positions, key_positions, context=Context()
-        )  # torch.compile does not run the default factory
+        # With a context, since torch.compile does not run the default factory.
+        return Encoding(query_positions, key_positions, context=Context())
     if "add" in scheme.doors:
         adding = [type(part).__name__ for part in bare_parts(scheme) if "add" in part.doors]
         raise ValueError(

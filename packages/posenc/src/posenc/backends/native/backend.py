@@ -70,10 +70,8 @@ def _long_tables(call: Call) -> str | None:
     is_other = any(
         isinstance(p, Function) or (isinstance(p, RelativeDot) and p.side == "key") for p in call.score_terms
     )
-    is_other = is_other or any(distance.reach is not None for distance in blockwise.distances_of(call))
-    if is_other and blockwise.distances_of(call) and blockwise.is_spread(call):
-        return blockwise.LONG
-    return blockwise.long_tables(call)
+    is_long = any(is_other or d.reach is not None or d.tail != "constant" for d in blockwise.distances_of(call))
+    return blockwise.LONG if is_long and blockwise.is_spread(call) else None
 
 
 def _given(call: Call) -> KernelOperands:

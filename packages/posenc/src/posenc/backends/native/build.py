@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 # -- levels of processors ---------------------------------------------------------------------------------------------
 
@@ -134,11 +134,7 @@ def _sysctl(name: str) -> str:
         return ""
 
 
-# -- building ---------------------------------------------------------------------------------------------------------
-
-
-if TYPE_CHECKING:
-    from posenc.backends.native.build import Level
+# -- libraries --------------------------------------------------------------------------------------------------------
 
 SOURCES = Path(__file__).parent
 BUILT = SOURCES / "built"  # libraries built with posenc

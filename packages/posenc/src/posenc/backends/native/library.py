@@ -237,18 +237,6 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
     return kernel
 
 
-def level(dtype: torch.dtype) -> str | None:
-    """The `build.Level` of the library for this precision; None without a library. A library built for this
-    processor has its best level, unless the compiler did not support bfloat16 instructions."""
-    binary = find(REALS[dtype])
-    if isinstance(binary, UnavailableError):
-        return None
-    if binary.record.level != build.NATIVE.name:
-        return binary.record.level
-    levels = [x for x in build.runnable(binary.record.precision) if not x.precisions or multiplies_bfloat16()]
-    return levels[0].name
-
-
 def pool() -> int | None:
     """The address of OpenMP's function that runs a task on PyTorch's threads; None if unknown."""
     function = compat.c_function("GOMP_parallel")

@@ -4,7 +4,7 @@
 
 import ctypes
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from posenc import compat
 from posenc.backends.blockwise import IN_DOUBLE, TABLES, KernelLayout, custom_operator
 from posenc.backends.native.library import library, pool
 from posenc.encoding.terms import skip_threshold
-from posenc.positions.tiles import Tile, Tiling
+from posenc.positions.tiles import Tiling
 from posenc.rotation.phases import PairLayout
 
 UNBOUNDED = ("key_vectors", "plane", "by_row", "by_column", "away")  # terms without a bound
@@ -38,7 +38,8 @@ def bounds_of(
     key_norms = given.get("key_norms")
     if key_norms is None and query.size(2) < FEWEST_QUERIES:  # the kernel checks computed scores instead
         return {}
-    if "key_clock" not in given and (bias is None or not _falls(bias, skip_threshold(skip_below, keys))):
+    by = skip_threshold(skip_below, keys)  # how far a bias must decay for keys to be skipped because of it; not NaN
+    if "key_clock" not in given and (bias is None or not bool(torch.sub(*torch.aminmax(bias)) < by)):
         return {}
     shift = given.get("shift")
     moved = query if shift is None else query + shift[:, None]
@@ -55,12 +56,6 @@ def bounds_of(
     if "key_clock" in given:
         bounds["clock_least"] = -_greatest(-given["key_clock"])
     return {name: x.contiguous() for name, x in bounds.items()}
-
-
-def _falls(bias: Tensor, by: float) -> bool:
-    """Whether a bias decays so far that keys can be skipped because of it alone. False with NaN."""
-    least, most = torch.aminmax(bias)
-    return bool(least - most < by)
 
 
 def _lengths(x: Tensor) -> Tensor:
@@ -206,33 +201,6 @@ def _contiguous(shape: Sequence[int]) -> tuple[int, int, int]:
     return shape[1] * shape[2] * shape[3], shape[2] * shape[3], shape[3]
 
 
-def table(x: Tensor, low: int, groups: int) -> Table:
-    """The `Table` of (heads, entries, width); or of one table for all heads, with a gradient for each key head."""
-    several = x.size(0) > 1
-    step, share = (x.stride(0), 1) if several else (0, groups)
-    return Table(x.data_ptr(), None, step, low, x.size(1), x.size(2), 0, share)
-
-
-def rotation(given: dict[str, Tensor], first: int, interleaved: int) -> Rotation:
-    """The `Rotation` of cos and sin (rows or 1, heads or 1, tokens, pairs), by the names of its fields."""
-    names = ("query_cos", "query_sin", "key_cos", "key_sin")
-    steps = [
-        x.stride(axis) if x.size(axis) > 1 else 0 for x in (given["query_cos"], given["key_cos"]) for axis in (0, 1)
-    ]
-    return Rotation(*(given[name].data_ptr() for name in names), *steps, given["key_cos"].size(-1), first, interleaved)
-
-
-def tiles_of(found: Iterable[Tile] | Sequence[Tile]) -> Any:
-    """An array of tiles."""
-    found = list(found)
-    made = (OfTile * len(found))()
-    for to, tile in zip(made, found, strict=True):
-        low, high = -ANY if tile.low is None else tile.low, ANY if tile.high is None else tile.high
-        ends = (tile.start, tile.stop, tile.first, tile.last)
-        to.__init__(tile.row.start, tile.row.stop, *ends, low, high, tile.distance or 0)
-    return made
-
-
 CHANNELS = 16  # rows of channels are a multiple of this
 ANGLES = ("query_cos", "query_sin", "key_cos", "key_sin")
 LAYOUTS: tuple[PairLayout, ...] = ("half", "interleaved")
@@ -249,7 +217,13 @@ OF_SLOTS = (*TABLES, "plane", "lines", "shift")
 
 @functools.lru_cache(maxsize=16)  # all layers, forward and backward, have the same numbers
 def _tiles(tiling: tuple[int, ...], rows: int) -> Any:
-    return tiles_of(Tiling.unflat(tiling).tiles(rows))
+    found = Tiling.unflat(tiling).tiles(rows)
+    made = (OfTile * len(found))()
+    for to, tile in zip(made, found, strict=True):
+        low, high = -ANY if tile.low is None else tile.low, ANY if tile.high is None else tile.high
+        ends = (tile.start, tile.stop, tile.first, tile.last)
+        to.__init__(tile.row.start, tile.row.stop, *ends, low, high, tile.distance or 0)
+    return made
 
 
 class _Kernel:
@@ -267,7 +241,7 @@ class _Kernel:
         threads: int,
     ) -> None:
         query, key, value = tensors
-        self.dtype, self.real = query.dtype, _wide(query.dtype)
+        self.dtype, self.real = query.dtype, torch.promote_types(query.dtype, torch.float32)
         self.library = library(query.dtype)
         _check_fields(self.library)
         self.form, self.scale, self.skip_below = form, scale, skip_below
@@ -318,7 +292,10 @@ class _Kernel:
             setattr(call, name, None)
         for name, x in given.items():
             if name in TABLES:
-                setattr(call, name, table(x, form.low_of(name), call.heads // call.kv_heads))
+                # One table for all heads has a gradient for each key head.
+                step, share = (x.stride(0), 1) if x.size(0) > 1 else (0, call.heads // call.kv_heads)
+                table = Table(x.data_ptr(), None, step, form.low_of(name), x.size(1), x.size(2), 0, share)
+                setattr(call, name, table)
             elif name in ROWS:
                 setattr(call, name, rows(x))
             elif name not in ANGLES and name != "key_norms":  # which are only used for bounds
@@ -332,7 +309,10 @@ class _Kernel:
             share = given["share"]
             call.broken.segments, call.broken.batch = given["lines"].size(1), share.size(1) if share.size(0) > 1 else 0
         if form.rotation:
-            call.rotation = rotation(given, *form.rotation)
+            both = given["query_cos"], given["key_cos"]  # (rows or 1, heads or 1, tokens, pairs)
+            steps = [x.stride(axis) if x.size(axis) > 1 else 0 for x in both for axis in (0, 1)]
+            angles = (given[name].data_ptr() for name in ANGLES)
+            call.rotation = Rotation(*angles, *steps, both[1].size(-1), *form.rotation)
 
     def _place_of(self, name: str) -> ctypes.Structure:
         found: ctypes.Structure = getattr(self.call, INSIDE[name]) if name in INSIDE else self.call
@@ -438,10 +418,6 @@ def _check_fields(kernel: ctypes.CDLL) -> None:
     found = differences(kernel)
     if found:
         raise RuntimeError(f"call.h and operator.py differ in {', '.join(found)}")
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _native(
