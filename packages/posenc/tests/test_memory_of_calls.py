@@ -1,6 +1,6 @@
 import torch
 
-from posenc.command.memory import kept_bytes, peak_bytes
+from posenc.command.memory import peak_bytes
 
 MEGABYTE = 2**20
 
@@ -20,18 +20,3 @@ def test_the_peak_is_counted_and_not_the_sum() -> None:
 def test_what_was_there_before_does_not_count() -> None:
     kept = torch.zeros(2 * MEGABYTE)
     assert peak_bytes(lambda: kept.sum()) < MEGABYTE
-
-
-def test_what_a_call_leaves_behind_is_counted_and_what_it_drops_is_not() -> None:
-    kept: list[object] = []
-    assert kept_bytes(lambda: torch.zeros(MEGABYTE)) == 0
-    assert kept_bytes(lambda: kept.append(torch.zeros(MEGABYTE, dtype=torch.uint8))) == MEGABYTE
-    assert kept_bytes(kept.clear) == -MEGABYTE
-
-
-def test_what_only_refers_to_itself_is_not_kept() -> None:
-    def call() -> None:
-        ring: list[object] = [torch.zeros(MEGABYTE)]
-        ring.append(ring)
-
-    assert kept_bytes(call) == 0

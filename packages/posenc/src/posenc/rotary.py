@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_choice, check_flag, check_type, is_number, number, shown, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import (
@@ -27,7 +27,6 @@ from posenc.rotation.phases import (
     in_double,
     phases,
     phases_by_axis,
-    rotation_at,
 )
 from posenc.rotation.scaling_parameters import ScalingLike, read_scaling
 from posenc.rotation.scalings import Scaling
@@ -137,24 +136,22 @@ class Rotary(Scheme):
             raise ValueError(f"scaling must not depend on the number of tokens, for {name}, got {self.scaling!r}")
         return (theta[None], 1.0) if self.scaling is None else _scaled(self.scaling, theta)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         # Small loops: on a busy machine, each would wait for its slowest thread.
         with nullcontext() if torch.compiler.is_compiling() else compat.single_threaded():
             return self._rotation(positions, dtype, context)
 
-    def _rotation(self, positions: Positions, dtype: torch.dtype, context: Context | None) -> Rotation:
+    def _rotation(self, positions: Positions, dtype: torch.dtype, context: Context) -> Rotation:
         coords = coords_of(positions, self.axes, type(self).__name__, self.positions_made_by)
         lengths = None
         if self.needs_lengths:
-            lengths = positions.lengths if context is None or context.lengths is None else context.lengths
+            lengths = positions.lengths if context.lengths is None else context.lengths
         theta, factor = self.frequencies(coords.device, lengths)
         if self.allocation is not None:
             angle = phases_by_axis(coords, self.allocation, theta[:, None])
         else:
             angle = torch.cat([phases(axis, theta[:, None]) for axis in coords.unbind(-1)], -1)
-        shard = None if context is None else context.heads
+        shard = context.heads
 
         def make_rotation(factor: float | Tensor, angle: Tensor = angle) -> PairRotation:
             made = PairRotation.by(angle, coords, dtype, self.layout, self.head_dim, self.first_channel, factor)
@@ -215,7 +212,8 @@ class PairwiseRotary(OfAllPairs):
 
     def rotation_at(self, coords: Shaped[Tensor, "rows tokens"], dtype: torch.dtype) -> PairRotation:
         """The rotation of all channel pairs by p theta_k for these coordinates p, in ``dtype``."""
-        return rotation_at(coords, self.head_dim, self.base, self.layout, dtype)
+        angle = phases(coords, frequencies(self.head_dim, self.base, coords.device))
+        return PairRotation.by(angle, coords, dtype, self.layout, self.head_dim)
 
 
 class ClockRotary(OfAllPairs):
@@ -234,9 +232,7 @@ class ClockRotary(OfAllPairs):
         """The factor of the clock in the angle of each pair."""
         return 1.0
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         ((name, feature),) = self.features.items()
         theta = self.frequencies(positions.device)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_type, naming, number, one_or, shown, whole
 from posenc.encoding.claims import check_bound
-from posenc.encoding.context import Feature, wanted_by_both
+from posenc.encoding.context import WHOLE, Feature, wanted_by_both
 from posenc.encoding.encoding import DOORS, ROTATED_IN_PAIRS, Context, Encoding
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import by_value, is_counted
@@ -66,17 +66,17 @@ class Scheme(nn.Module):
         return None
 
     def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE
     ) -> Rotation | None:
         """The maps of queries and keys at these positions. Their tensors are in ``dtype``."""
         return None
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         """The terms that modify the scores, applied from left to right."""
         return ()
 
     def value(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+        self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE
     ) -> tuple[Value, ...]:
         """The terms that are added to the output."""
         return ()

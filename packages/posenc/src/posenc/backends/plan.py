@@ -17,7 +17,7 @@ from posenc.backends.bands import sink_of
 from posenc.backends.cache import MAX_ENTRIES, OfScheme, cached
 from posenc.backends.call import Backend, Call, Direct
 from posenc.backends.request import DTYPES, POSITIONS_REQUIRED_BY, Request, default_positions, of_scheme
-from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.encoding import Encoding
 from posenc.encoding.staleness import MadeWith, are_equal, is_readable, live, made_with, with_values
 from posenc.encoding.terms import gives_weights
 from posenc.positions.tiles import Chunk
@@ -208,7 +208,7 @@ def _stored_encoding(request: Request, scheme: object) -> Encoding | None:
     ends = query.size(2), key.size(2), align
 
     def plain() -> Encoding:
-        return Encoding(*default_positions(query, key, None, None, align), context=Context())
+        return Encoding(*default_positions(query, key, None, None, align))
 
     if scheme is None:
         return cached(cache.texts, ends, key.device, plain)

@@ -14,7 +14,7 @@ from torch import Tensor
 from posenc import compat
 from posenc.arguments import check_choice, check_flag, check_type, is_number, missing_axis, one_or, shown, swapped_axes
 from posenc.backends.call import Call, DeferredRotation, RotatedBand, cleared
-from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.encoding import Encoding
 from posenc.encoding.staleness import live
 from posenc.encoding.terms import gives_weights, skipped_by_default
 from posenc.positions.positions import Positions
@@ -268,8 +268,7 @@ def of_scheme(
     scheme: Scheme | None, query_positions: Positions, key_positions: Positions, dtype: torch.dtype
 ) -> Encoding:
     if scheme is None:
-        # With a context, since torch.compile does not run the default factory.
-        return Encoding(query_positions, key_positions, context=Context())
+        return Encoding(query_positions, key_positions)
     if "add" in scheme.doors:
         adding = [type(part).__name__ for part in bare_parts(scheme) if "add" in part.doors]
         raise ValueError(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -23,6 +22,7 @@ from posenc.distributed.ring import Part, Ring, attend_in_ring, parts
 from posenc.distributed.sharding import Needs, Sharding, Shards, check_local, mask_of, transposed
 from posenc.encoding.context import NOTHING, Projected, cumulative_sums
 from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.staleness import read_by
 from posenc.encoding.terms import skipped_by_default
 from posenc.models.cache import KVCache
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, LayerCall
@@ -41,53 +41,18 @@ def leaves_of(scheme: nn.Module, encoding: Encoding) -> list[Tensor]:
     found: list[Tensor] = list(scheme.parameters())
     if not torch.is_grad_enabled():
         return found
-    known = {id(x) for x in found}
     attributes = [value for module in scheme.modules() for name, value in vars(module).items() if name[0] != "_"]
-    for tensor in _tensors((*attributes, *encoding.rotations, *encoding.score_terms, *encoding.values), set()):
-        for leaf in _reached(tensor):
-            if id(leaf) not in known:
-                known.add(id(leaf))
-                found.append(leaf)
-    return found
-
-
-def _tensors(x: Any, seen: set[int]) -> Iterator[Tensor]:
-    """The tensors in x, and in what functions hold."""
-    if id(x) in seen:
-        return
-    seen.add(id(x))
-    parts: Any = ()
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, Mapping):
-        parts = x.values()
-    elif isinstance(x, (tuple, list)):
-        parts = x
-    elif isinstance(x, partial):
-        parts = (x.func, *x.args, *x.keywords.values())
-    elif isinstance(x, FunctionType):
-        parts = [cell.cell_contents for cell in x.__closure__ or () if cell.cell_contents is not x]
-    elif is_dataclass(x) and not isinstance(x, type):
-        parts = [getattr(x, field.name) for field in fields(x)]
-    for part in parts:
-        yield from _tensors(part, seen)
-
-
-def _reached(x: Tensor) -> Iterator[Tensor]:
-    """The leaves with a gradient that x was computed from."""
-    if x.is_leaf:
-        if x.requires_grad:
-            yield x
-        return
-    waiting, seen = [x.grad_fn], {x.grad_fn}
+    read = read_by((*attributes, *encoding.rotations, *encoding.score_terms, *encoding.values))
+    found += [x for x in read if x.is_leaf and x.requires_grad]
+    waiting: list[Any] = [x.grad_fn for x in read]
+    seen = {None}
     while waiting:
-        node: Any = waiting.pop()
-        if hasattr(node, "variable"):
-            yield node.variable
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            waiting += [following for following, _ in node.next_functions]
+    return list({id(x): x for x in found}.values())
 
 
 # -- a ring -----------------------------------------------------------------------------------------------------------
@@ -521,7 +486,8 @@ def _check(sharding: Sharding, call: LayerCall) -> None:
             )
     if mask is not None:
         heads = query.size(1)
-        if not isinstance(mask, Tensor) or not 2 <= mask.dim() <= 4 or not _broadcasts(mask, (heads, mine, every)):
+        fits = isinstance(mask, Tensor) and 2 <= mask.dim() <= 4
+        if not fits or any(m not in (1, n) for m, n in zip(mask.shape[::-1], (every, mine, heads), strict=False)):
             raise ValueError(
                 f"attn_mask must broadcast to (batch, {heads}, {mine}, {every}), this process's queries and all keys, "
                 f"got {shown(mask)}: divide it with sharding.shard(mask, dim=-2)"
@@ -544,10 +510,6 @@ def _known(scheme: Scheme, call: LayerCall) -> list[object]:
     found += [call.is_causal, call.window, call.dropout_p, call.scale, call.skip_below, call.backend, call.return_lse]
     found += [x if x is None else (x.dtype, x.dim()) for x in (call.attn_mask, call.sinks)]
     return found
-
-
-def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
-    return all(m in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False))
 
 
 def _connected(found: Tensor | tuple[Tensor, Tensor], reached: Sequence[Tensor]) -> Tensor | tuple[Tensor, Tensor]:

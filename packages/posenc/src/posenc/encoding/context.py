@@ -358,3 +358,7 @@ class Context:
             heads=range(first + heads.start, first + heads.stop),
             kv_heads=range(of_keys + kv_heads.start, of_keys + kv_heads.stop),
         )
+
+
+WHOLE = Context()
+"""All heads, and the lengths of the positions: the default of a scheme's doors."""

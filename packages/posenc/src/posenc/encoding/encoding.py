@@ -27,6 +27,7 @@ from posenc.arguments import check_type, missing_axis, one_or, shown, swapped_ax
 from posenc.encoding.context import (
     NO_FEATURES,
     NOTHING,
+    WHOLE,
     Feature,
     Features,
     Projected,
@@ -72,7 +73,7 @@ class Encoding:
     rotations: tuple[Rotation, ...] = ()
     score_terms: tuple[ScoreTerm, ...] = ()
     values: tuple[Value, ...] = ()
-    context: Context = field(default_factory=Context)
+    context: Context = WHOLE
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
     wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers must project

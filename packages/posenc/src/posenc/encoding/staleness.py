@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -50,8 +51,8 @@ def closed_over(terms: Iterable[Any]) -> list[Tensor]:
     return [x for function in functions for x in _contents(function) if isinstance(x, Tensor)]
 
 
-def computed_from(terms: Any) -> list[Tensor]:
-    """The tensors with a gradient that terms, their functions and the modules of these read, and that are no leaves."""
+def read_by(terms: Any) -> list[Tensor]:
+    """The tensors that terms, their functions and the modules of these read."""
     found: list[Tensor] = []
     inside, seen = [terms], set()
     while inside:
@@ -60,11 +61,15 @@ def computed_from(terms: Any) -> list[Tensor]:
             continue
         seen.add(id(x))
         if isinstance(x, Tensor):
-            found += [x] if x.grad_fn is not None else []
+            found.append(x)
         elif isinstance(x, nn.Module):
             inside += x.parameters()
         elif isinstance(x, (tuple, list)):
             inside += x
+        elif isinstance(x, Mapping):
+            inside += x.values()
+        elif isinstance(x, partial):
+            inside += (x.func, *x.args, *x.keywords.values())
         elif is_dataclass(x) and not isinstance(x, type):
             inside += [getattr(x, f.name) for f in fields(x)]
         elif callable(x):

@@ -113,7 +113,11 @@ class KVCache:
                 "Positions.arange(n, start=len(cache)); give another text another document"
             )
         if self._most_sinks is not None and is_readable(positions.order):  # gaps of evicted tokens are not known
-            last = last_orders(before, positions)
+            # For each new token the highest order of its document here; the lowest int64 if there is none.
+            same = positions.document[:, :, None] == before.document[:, None]
+            same = same & (positions.document != PADDING)[:, :, None]
+            lowest = torch.full((), torch.iinfo(torch.int64).min, device=positions.device)
+            last = torch.where(same, before.order[:, None], lowest).amax(-1)
             if bool((positions.order <= last).any()):
                 raise ValueError(
                     f"positions must come after order {int(last.max())}, the last that the cache holds, got "
@@ -337,14 +341,6 @@ class KVCache:
             marks = None
         self._marks[layer] = marks
         return views["key"], views["value"], {name: views[f"feature {name}"] for name in features}
-
-
-def last_orders(cached: Positions, new: Positions) -> Int[Tensor, "rows tokens"]:
-    """For each new token the highest order that its document has in the cache; the lowest int64 if it has none, and
-    for padding."""
-    is_same = (new.document[:, :, None] == cached.document[:, None]) & (new.document != PADDING)[:, :, None]
-    lowest = torch.full((), torch.iinfo(torch.int64).min, device=new.device)
-    return torch.where(is_same, cached.order[:, None], lowest).amax(-1)
 
 
 def needed(cached: Layout, new: Layout, window: Window) -> Any:

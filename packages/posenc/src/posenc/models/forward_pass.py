@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -22,12 +22,6 @@ from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Window, check_window
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme, is_scheme, needs_raw_keys, wanted_by
-
-# Fields of `LayerCall` that are arguments of attention.
-PASSED_ON = (
-    *("query", "key", "value", "is_causal", "window", "attn_mask", "sinks", "dropout_p", "scale", "skip_below"),
-    "return_lse",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,16 +46,20 @@ class LayerCall:
 
     def check(self, encoding: Encoding) -> None:
         """Raises the errors of `attend`, and computes nothing. What it finds is kept for `attend`."""
-        check(Request.of(**self._arguments(encoding), backend=self.backend))
+        check(Request.of(**self._arguments(encoding)))
 
     def attend(self, encoding: Encoding, key_norms: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Attention by an encoding of these queries and keys, with their features."""
-        return attention(**self._arguments(encoding), backend=self.backend, key_norms=key_norms)
+        return attention(**self._arguments(encoding), key_norms=key_norms)
 
     def _arguments(self, encoding: Encoding) -> dict[str, Any]:
         if self.features or self.key_features:
             encoding = encoding.with_features(self.features, self.key_features)
         return {"encoding": encoding, **{name: getattr(self, name) for name in PASSED_ON}}
+
+
+# The fields that are arguments of attention.
+PASSED_ON = [each.name for each in fields(LayerCall) if each.name not in ("layer", "features", "key_features")]
 
 
 class Exchange(Protocol):
@@ -83,17 +81,10 @@ class Exchange(Protocol):
         """A context in which an error on one process is an error on all."""
 
 
-class TextExchange(Exchange, Protocol):
-    """The exchange of a context in which every new pass has one process's tokens of a text."""
-
-    @property
-    def sharding(self) -> Any:
-        """The `posenc.distributed.Sharding` of the text."""
-
-
-EXCHANGES: list[TextExchange] = []
-"""Those of the contexts that are open; the last one is that of new forward passes. It holds for all threads, since
-autograd computes checkpointed layers again in threads of its own."""
+EXCHANGES: list[Any] = []
+"""Each `Exchange` of the contexts that are open, in which every new pass has one process's tokens of a text, with the
+``sharding`` of the text; the last one is that of new passes. It holds for all threads, since autograd computes
+checkpointed layers again in threads of its own."""
 
 
 class ForwardPass:

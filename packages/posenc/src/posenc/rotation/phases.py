@@ -456,14 +456,6 @@ class PairRotation:
         return _rotate(x, cos, sin, self.layout)
 
 
-def rotation_at(
-    coords: Shaped[Tensor, "rows tokens"], head_dim: int, base: float, layout: PairLayout, dtype: torch.dtype
-) -> PairRotation:
-    """The rotation of all channel pairs of head_dim by p base^(-2k/head_dim), in ``dtype``."""
-    angle = phases(coords, frequencies(head_dim, base, coords.device))
-    return PairRotation.by(angle, coords, dtype, layout, head_dim)
-
-
 def _pairs(x: Tensor, pairs: int, layout: PairLayout) -> tuple[Tensor, Tensor]:
     if layout == "half":
         return x[..., :pairs], x[..., pairs : 2 * pairs]

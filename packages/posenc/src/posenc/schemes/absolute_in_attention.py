@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from posenc.arguments import whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import AddedVector, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import table_index
@@ -33,7 +33,7 @@ class AbsoluteInAttention(Scheme):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.head_dim**-0.5)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         rows = table_index(key_positions, "AbsoluteInAttention", self.max_positions)
         return (AddedVector("AbsoluteInAttention", key=self.weight[rows][:, None]),)
 

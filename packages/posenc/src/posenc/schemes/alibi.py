@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check_choice, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Bias, Distance
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import constant, widest
@@ -60,9 +60,7 @@ class ALiBi(Scheme):
         heads = self.num_heads // 2 if self.form == "directed" else self.num_heads
         return tuple(self._slopes(heads, torch.float64).tolist()) * (self.num_heads // heads)
 
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Bias, ...]:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> tuple[Bias, ...]:
         distance = Distance("ALiBi", tail="linear", num_heads=self.num_heads)
         return (Bias(self._bias, distance, masks=self.form == "directed"),)
 

@@ -9,7 +9,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posenc.arguments import check_choice, number, shown
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.validation import extent_of
@@ -162,9 +162,7 @@ class AxialRoPE(Rotary):
         theta, factor = self.scaled_on_axis(unit * frequencies(self.rotary_dim // 2, self.base, device))
         return theta.repeat(1, 2), factor
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         coords = coords_of(positions, self.axes, "AxialRoPE", self.positions_made_by)
         if self.convention == "dinov3" and not coords.is_floating_point():
             raise ValueError(

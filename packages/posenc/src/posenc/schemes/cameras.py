@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import number, one_or, shown, sides, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.tiles import check_index
@@ -119,9 +119,7 @@ class Cameras(Scheme):
         corner[3, 3] = 1
         return (lifted + corner) @ cameras
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         coords = coords_of(positions, 3, "Cameras", "Positions.grid(height, width, frames=views)")
         if coords.dtype != torch.int64:
             raise ValueError(f"Cameras looks cameras up by their view and needs int64 coordinates, got {coords.dtype}")

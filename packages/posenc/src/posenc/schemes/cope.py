@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, whole
-from posenc.encoding.context import following
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context, following
 from posenc.encoding.terms import Row, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -46,7 +45,7 @@ class CoPE(Scheme):
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.e)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         return (Row(self._row_scores),)
 
     def _row_scores(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_choice, check_flag, check_type, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.terms import Distance, RelativeDot
 from posenc.positions.positions import Positions
@@ -134,14 +134,12 @@ class DeBERTa(Scheme):
         """The softmax scale: 1 / sqrt((1 + t) d) with t = 2 terms besides that of contents."""
         return 1 / math.sqrt((1 + len(self.terms)) * self.head_dim)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         """Unchanged queries and keys: only the scale differs."""
         return Rotation(identity, identity)
 
     def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+        self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE
     ) -> tuple[RelativeDot, ...]:
         table, norm = self.relative.rows.weight, self.relative.norm
         table = table.to(torch.promote_types(table.dtype, torch.float32))

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import shown, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Distance, Function, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -48,7 +48,7 @@ class DistanceAware(Scheme):
         # (1 + e^v) sigmoid(R - v) = e^(softplus(v) + logsigmoid(R - v)), which does not overflow.
         return torch.exp(nn.functional.softplus(v) + nn.functional.logsigmoid(w * distance.abs() - v))
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         distance = Distance("DistanceAware", num_heads=self.num_heads)
         return (Function(rescaled, self._coefficients, distance, formula="relu times"),)
 

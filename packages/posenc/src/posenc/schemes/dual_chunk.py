@@ -3,7 +3,7 @@
 import torch
 
 from posenc.arguments import whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import PairwiseRotary
@@ -49,9 +49,7 @@ class DualChunk(PairwiseRotary):
         self.chunk = whole("chunk", chunk)
         self.local = whole("local", local, 0, self.chunk - 1)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         """The rotation by the position within the chunk, and those of queries for keys in earlier chunks."""
         p = positions.scalar("DualChunk")
         c = self.chunk - self.local

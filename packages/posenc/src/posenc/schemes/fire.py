@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import number, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import BrokenLine, Function, ScoreTerms, plus
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, uninitialized
@@ -53,7 +53,7 @@ class FIRE(Scheme):
         self.inner.reset_parameters()
         self.outer.reset_parameters()
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         for positions in (query_positions, key_positions):
             positions.scalar("FIRE")
         broken = BrokenLine(self._away, self._share, self._lines)

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from posenc import compat
 from posenc.arguments import check_choice, number, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import OfAllPairs
@@ -78,12 +78,10 @@ class FoPE(OfAllPairs):
             made[..., m * step, m] += 1
         compat.assign(self.coefficients, made)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, 1, "FoPE")
-        mine = self.coefficients if context is None else context.of_heads(self.coefficients, 1)
+        mine = context.of_heads(self.coefficients, 1)
         theta = frequencies(self.head_dim, self.base, coords.device)[: mine.size(2)]
         angle = phases(coords[..., 0], theta)[:, None]
         coefficients = in_double(mine)

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from posenc.arguments import whole
-from posenc.encoding.context import Feature, log_gate
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context, Feature, log_gate
 from posenc.encoding.terms import CumulativeBias, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -42,7 +41,7 @@ class FoX(Scheme):
     def features(self) -> Mapping[str, Feature]:
         return {"forgotten": Feature(self.num_heads, map=log_gate, is_clock=True, bias=True)}
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         return (CumulativeBias("forgotten"),)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_choice, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Row, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -59,8 +59,8 @@ class GRAPEA(Scheme):
             if vectors is not None:
                 nn.init.normal_(vectors, std=self.head_dim**-0.5)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
-        return (Row(partial(self._row_scores, Context() if context is None else context)),)
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
+        return (Row(partial(self._row_scores, context)),)
 
     def _row_scores(
         self,

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import number, whole
-from posenc.encoding.context import Feature
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context, Feature
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.terms import Distance, RelativeDot, ScoreTerms
 from posenc.positions.positions import Positions
@@ -72,13 +71,13 @@ class Inkling(Scheme):
         return ("score",) if self.length is None else ("rotate", "score")
 
     def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE
     ) -> Rotation | None:
         if self.length is None:
             return None
         return Rotation(TokenScale(_factor(self.length, self.strength, positions, dtype)), identity)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         distance = Distance("Inkling", integral=True, tail="constant", past=self.extent)
         return (RelativeDot(self._profile_vectors, distance, feature="profile"),)
 

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from posenc.arguments import check_choice, whole
-from posenc.encoding.context import Context, previous_tokens
+from posenc.encoding.context import WHOLE, Context, previous_tokens
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import check_fits, identity
@@ -70,9 +70,7 @@ class KeyOffset(Scheme):
     def needs_raw_keys(self) -> bool:
         return True
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         block = self.head_dim if self.form == "partial" else self.head_dim // 2
         is_offset = torch.arange(self.head_dim, device=positions.device) % block >= block // 2
         return Rotation(identity, OffsetChannels(previous_tokens(positions), is_offset), needs_whole_documents=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc import compat
 from posenc.arguments import check_choice, number, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import FOR_KEY_HEADS, OfHeads, check_fits, coords_of, in_double, shared_by
@@ -61,13 +61,11 @@ class LieRE(Scheme):
         """The rotated channels."""
         return range(self.head_dim // self.block * self.block)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "LieRE")
         mine = self.generators[:, None] if self.num_heads is None else self.generators
-        if context is not None and self.num_heads is not None:
+        if self.num_heads is not None:
             mine = context.of_heads(mine, 1)
         upper = in_double(mine).triu(1)
         summed = torch.einsum("rta,ahnij->rhtnij", in_double(coords), upper - upper.mT)

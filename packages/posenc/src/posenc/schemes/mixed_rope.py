@@ -7,7 +7,7 @@ from torch import nn
 
 from posenc import compat
 from posenc.arguments import number, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import multiple_of_4
@@ -61,12 +61,10 @@ class MixedRoPE(Scheme):
         """The rotated channels."""
         return range(self.rotary_dim)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         coords = coords_of(positions, 2, "MixedRoPE", "Positions.grid(height, width)")
         y, x = in_double(coords)[:, None, :, :, None].unbind(-2)
-        mine = self.frequencies if context is None else context.of_heads(self.frequencies, 1)
+        mine = context.of_heads(self.frequencies, 1)
         f_x, f_y = in_double(mine)[:, :, None]
         token_map = PairRotation.by(x * f_x + y * f_y, coords, dtype, "interleaved", self.head_dim)
         return Rotation(token_map, OfHeads(token_map, mine.size(1)))

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import Rotary, last_channels_start
@@ -84,9 +84,7 @@ class MLA(Rotary):
         scale = 1 / math.sqrt(self.head_dim)
         return scale * self.scaling.score_factor if isinstance(self.scaling, YaRN) else scale
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         made = super().rotation(positions, dtype, context).query
         assert isinstance(made, PairRotation)
         token_map = SliceRotation(made)

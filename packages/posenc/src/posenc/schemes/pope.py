@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, number, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import check_fits, coords_of, frequencies, in_double, phases
@@ -78,16 +78,14 @@ class PoPE(Scheme):
     def scale(self) -> float:
         return 1 / math.sqrt(self.head_dim)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, 1, "PoPE")[..., 0]
         theta = frequencies(2 * self.head_dim, self.base, coords.device)  # base^(-c/d)
         angle = phases(coords, theta)[:, None]
         delta, heads = in_double(self.delta), None
         if self.num_heads is not None:
-            delta = delta if context is None else context.of_heads(delta, 0)
+            delta = context.of_heads(delta, 0)
             heads = delta.size(0)
         behind = angle - delta.clamp(-2 * math.pi, 0.0)[:, None]
 

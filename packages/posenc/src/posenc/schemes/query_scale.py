@@ -8,7 +8,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, number, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, PositionError, Positions
 from posenc.positions.validation import is_readable
@@ -129,20 +129,15 @@ class QueryScale(Scheme):
             return log_length_scale(n, L, a) ** 2
         return 1 + a * torch.log1p(torch.floor((n if self.form == "llama4" else n - 1) / L))
 
-    def _learned(
-        self, log_n: Float[Tensor, "rows tokens"], context: Context | None
-    ) -> Float[Tensor, "rows heads tokens"]:
+    def _learned(self, log_n: Float[Tensor, "rows tokens"], context: Context) -> Float[Tensor, "rows heads tokens"]:
         """c(n) of the learned forms, for every head of the shard."""
-        context = Context() if context is None else context
         c = context.of_heads(self.s, 0).to(log_n.dtype)[:, None] * log_n[:, None]
         return c if self.b is None else c + context.of_heads(self.b, 0).to(log_n.dtype)[:, None]
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         coords = positions.scalar("QueryScale")
         if self.needs_lengths:
-            lengths = positions.lengths if context is None or context.lengths is None else context.lengths
+            lengths = positions.lengths if context.lengths is None else context.lengths
             of_rows = self._factor(in_double(lengths)[:, None]).to(dtype=dtype, device=coords.device)
             return Rotation(TokenScale(of_rows[:, None, :, None]), identity)
         real = positions.document != PADDING

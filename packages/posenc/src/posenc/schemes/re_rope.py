@@ -3,7 +3,7 @@
 import torch
 
 from posenc.arguments import number, shown, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import PairwiseRotary
@@ -48,9 +48,7 @@ class ReRoPE(PairwiseRotary):
         if not 0 <= self.leak < 1:
             raise ValueError(f"leak must be within [0, 1), got {shown(leak)}")
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         p = positions.scalar("ReRoPE")
         check_representable(positions, "ReRoPE")
         w, leak = self.window, self.leak

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from posenc.arguments import whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Distance, RelativeDot, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -34,7 +34,7 @@ class Relative1D(Scheme):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.head_dim**-0.5)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         table = self.weight if self.weight.dim() == 3 else self.weight[None]
         distance = Distance("Relative1D", integral=True, reach=(self.max_positions,), num_heads=self.num_heads)
         return (RelativeDot(lambda r: table[:, r + self.max_positions - 1], distance),)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_choice, sides, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Distance, RelativeDot, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -64,7 +64,7 @@ class Relative2D(Scheme):
         for table in self.parameters():
             nn.init.normal_(table, std=0.02 if self.convention == "sam" else self.head_dim**-0.5)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         return tuple(self._axis_term(axis) for axis in range(2))
 
     def _axis_term(self, axis: int) -> RelativeDot:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posenc.arguments import check_choice, shown, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import Rotary
@@ -114,9 +114,7 @@ class RoPE3D(Rotary):
                 factors.append(torch.ones_like(scaled) * factor)
         return torch.cat(theta, -1), 1.0 if self.scaling is None else torch.cat(factors, -1)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         rotation = super().rotation(positions, dtype, context)
         if self.form == "rotation":
             return rotation

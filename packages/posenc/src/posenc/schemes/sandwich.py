@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import number, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Bias, Distance, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import exact, frequencies, phases
@@ -37,7 +37,7 @@ class Sandwich(Scheme):
             raise ValueError(f"dim must be positive and even (channels come in pairs), got {dim}")
         self.base = number("base", base, above=1)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         return (Bias(self._bias, Distance("Sandwich", num_heads=self.num_heads)),)
 
     def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:

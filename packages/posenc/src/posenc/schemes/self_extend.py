@@ -3,7 +3,7 @@
 import torch
 
 from posenc.arguments import whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import PairwiseRotary
@@ -40,9 +40,7 @@ class SelfExtend(PairwiseRotary):
         super().__init__(head_dim, base, layout)
         self.group, self.window = whole("group", group), whole("window", window)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         p = positions.scalar("SelfExtend")
         check_representable(positions, "SelfExtend")
         grouped = p.div(self.group, rounding_mode="floor")

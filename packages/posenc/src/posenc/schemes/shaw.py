@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Distance, RelativeDot, ScoreTerms, Value
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -54,13 +54,13 @@ class Shaw(Scheme):
         for table in self.parameters():
             nn.init.uniform_(table, -bound, bound)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         if self.key_table is None:
             return ()
         return (RelativeDot(self._rows(self.key_table), self._distance),)
 
     def value(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+        self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE
     ) -> tuple[Value, ...]:
         return () if self.value_table is None else (Value(self._rows(self.value_table), self._distance),)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import number
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Distance, Function, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import widest
@@ -30,7 +30,7 @@ class Softcap(Scheme):
         super().__init__()
         self.cap = number("cap", cap, above=0)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         """cap tanh(s_ij / cap). The cap is a coefficient that does not depend on distance."""
         axis, caps = (None, self._caps_of_each) if query_positions.coords.dim() == 3 else (0, self._caps)
         distance = Distance("Softcap", axis=axis, tail="constant")

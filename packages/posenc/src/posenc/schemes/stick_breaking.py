@@ -5,8 +5,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.arguments import check_flag
-from posenc.encoding.context import following
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context, following
 from posenc.encoding.terms import Row, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -46,7 +45,7 @@ class StickBreaking(Scheme):
         """True: keys after the query have no share."""
         return True
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         return (Row(self._log_weights, gives_weights=True, reads_vectors=False),)
 
     def _log_weights(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from posenc import compat
 from posenc.arguments import check_choice, number, one_or, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import OfAllPairs
@@ -89,9 +89,7 @@ class STRING(OfAllPairs):
             drawn[a] += torch.where(axis == a, magnitude, 0.0)
         compat.assign(self.frequencies, drawn)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         coords = coords_of(positions, self.axes, "STRING")
         basis, theta = self._basis(context), self._theta(context)
         angle = (in_double(coords)[:, None, :, :, None] * theta.movedim(0, 1)[None, :, None]).sum(-2)
@@ -99,19 +97,19 @@ class STRING(OfAllPairs):
         of_both = InBasis(basis.to(dtype=dtype, device=coords.device), pair_rotation)
         return Rotation(of_both, of_both if self.num_heads is None else OfHeads(of_both, theta.size(1)))
 
-    def _own_heads(self, parameter: Tensor, axis: int, context: Context | None) -> Float64[Tensor, "..."]:
+    def _own_heads(self, parameter: Tensor, axis: int, context: Context) -> Float64[Tensor, "..."]:
         """The parameter in float64 with a dimension of heads, sliced to those of the shard."""
         parameter = parameter.unsqueeze(axis) if self.num_heads is None else parameter
-        if context is not None and self.num_heads is not None:
+        if self.num_heads is not None:
             parameter = context.of_heads(parameter, axis)
         return in_double(parameter)
 
-    def _theta(self, context: Context | None) -> Float64[Tensor, "axes heads pairs"]:
+    def _theta(self, context: Context) -> Float64[Tensor, "axes heads pairs"]:
         if self.form == "cayley":
             return self._own_heads(self.frequencies, 1, context)
         return 2 * self._own_heads(self.circulant, 1, context) @ self._fourier(torch.sin)[: self.head_dim // 2].mT
 
-    def _basis(self, context: Context | None) -> Float64[Tensor, "heads d d"]:
+    def _basis(self, context: Context) -> Float64[Tensor, "heads d d"]:
         if self.form == "cayley":
             upper = self._own_heads(self.skew, 0, context).triu(1)
             skew = upper - upper.mT

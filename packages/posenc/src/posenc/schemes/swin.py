@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import check_flag, sides, whole
 from posenc.encoding.claims import coordinates
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Bias, Distance, Function, ScoreTerms, plus
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.tiles import check_reach
@@ -59,7 +59,7 @@ class Swin(Scheme):
     def reset_parameters(self) -> None:
         nn.init.trunc_normal_(self.weight, std=0.02)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         distance = self._distance
         if not self.class_token:
             return (Bias(self._bias, distance),)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import sides, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.terms import Bias, Distance, ScoreTerms
 from posenc.positions.positions import Positions
@@ -69,10 +69,8 @@ class SwinV2(Scheme):
         """The softmax scale: 1, since queries are already multiplied by the head's scale."""
         return 1.0
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
-        tau = self.tau if context is None else context.of_heads(self.tau, 0)
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
+        tau = context.of_heads(self.tau, 0)
         scale = tau.to(dtype).clamp(max=MAX_LOG_SCALE).exp()[:, None, None]
 
         def scaled(query: Tensor) -> Tensor:
@@ -82,7 +80,7 @@ class SwinV2(Scheme):
 
         return Rotation(scaled, lambda key: _unit(key).to(key.dtype))
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         """The bias, from a table of all differences that is computed once."""
         height, width = self.grid
         table = self._table(query_positions.device)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, number, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Bias, Distance, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import constant
@@ -94,7 +94,7 @@ class T5(Scheme):
     def reset_parameters(self) -> None:
         nn.init.xavier_uniform_(self.weight)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         distance = Distance(
             "T5",
             self.axis,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import number, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Row, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -38,7 +38,7 @@ class TAPA(Scheme):
         self.amplitude_dim = whole("amplitude_dim", amplitude_dim, 1, head_dim - 1)
         self.alpha = number("alpha", alpha, above=0)
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         return (Row(self._row_scores),)
 
     def _row_scores(

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, check_type, number, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import AddedVector, Distance, RelativeDot
 from posenc.lowering.distances import Block
 from posenc.lowering.forms import added
@@ -103,7 +103,7 @@ class TransformerXL(Scheme):
         return other
 
     def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+        self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE
     ) -> tuple[AddedVector | RelativeDot, ...]:
         u = AddedVector("TransformerXL", query=self.content_bias)
         distance = Distance("TransformerXL", num_heads=self.num_heads)

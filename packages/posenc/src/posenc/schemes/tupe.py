@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_flag, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import table_index
@@ -73,9 +73,7 @@ class TUPE(Scheme):
         """The softmax scale: 1 / sqrt(2 d)."""
         return 1 / math.sqrt(2 * self.head_dim)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         index = table_index(positions, "TUPE", self.max_positions)
         rows = self.embedding.weight[index].to(dtype)
         rows = F.layer_norm(rows, (self.width,), self.norm.weight.to(dtype), self.norm.bias.to(dtype), self.norm.eps)
@@ -86,8 +84,7 @@ class TUPE(Scheme):
             of_queries = torch.cat((of_queries * (1 - first), first * row, (1 - first) * column), -1)
             ones = torch.ones_like(first).expand(-1, self.num_heads, -1, -1)
             of_keys = torch.cat((of_keys * (1 - first), ones, first * ones), -1)
-        if context is not None:
-            of_queries, of_keys = (context.of_heads(x, 1) for x in (of_queries, of_keys))
+        of_queries, of_keys = (context.of_heads(x, 1) for x in (of_queries, of_keys))
         return Rotation(lambda query: _beside(query, of_queries), lambda key: _beside(key, of_keys, True))
 
     def _projected(self, rows: Tensor, layer: nn.Linear) -> Float[Tensor, "rows heads tokens head_dim"]:

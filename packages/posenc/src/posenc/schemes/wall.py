@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from posenc.arguments import whole
-from posenc.encoding.context import Feature, log_gate
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context, Feature, log_gate
 from posenc.encoding.terms import ChannelDecay, ScoreTerms
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -48,7 +47,7 @@ class Wall(Scheme):
     def features(self) -> Mapping[str, Feature]:
         return {"kept": Feature(self.num_heads, self.head_dim, map=log_gate, is_clock=True, bias=True)}
 
-    def score(self, query_positions: Positions, key_positions: Positions, context: Context | None = None) -> ScoreTerms:
+    def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         return (ChannelDecay("Wall", "kept"),)
 
 

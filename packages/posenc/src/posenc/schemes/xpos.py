@@ -11,7 +11,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posenc.arguments import number
-from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.context import WHOLE, Context
+from posenc.encoding.encoding import Encoding
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.validation import is_readable
@@ -127,9 +128,7 @@ class XPos(PairwiseRotary):
         back = (("XPos", self.looks_back),)
         return Encoding(queries, keys, rotations=rotations, context=context, looks_back=back, _scale=self.scale)
 
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
+    def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         return self._between(positions, positions, dtype)
 
     def _between(self, queries: Positions, keys: Positions, dtype: torch.dtype) -> Rotation:

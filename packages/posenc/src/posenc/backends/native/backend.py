@@ -16,7 +16,7 @@ from posenc.backends.call import Backend, Call, Direct, Unless, cleared
 from posenc.backends.native import operator
 from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.backends.native.operator import Prepared, bounds_of
-from posenc.encoding.staleness import computed_from
+from posenc.encoding.staleness import read_by
 from posenc.encoding.terms import Bias, Function, RelativeDot, Term, Value
 
 
@@ -90,7 +90,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         is_fixed = call.store is not None and call.key_norms is None and blockwise.is_of_positions(call)
         learned: list[Tensor] = []
         if prepared is None and is_fixed and torch.is_grad_enabled():
-            learned = computed_from((*call.score_terms, *call.values))
+            learned = [x for x in read_by((*call.score_terms, *call.values)) if x.grad_fn is not None]
         # Of what layers share no hook may take hold, as that of a checkpoint, in which some of them run.
         is_shared = len(learned) > 0 if prepared is None else prepared.is_shared
         with compat.without_saved_tensors_hooks() if is_shared else nullcontext():
