@@ -167,7 +167,8 @@ def check_type(name: str, value: Any, *kinds: type | None) -> None:
     for kind in kinds:
         if value is None if kind is None else isinstance(value, kind):
             return
-    named = ["None" if kind is None else f"{_article(kind.__name__)} {kind.__name__}" for kind in kinds]
+    known = ["None" if kind is None else kind.__name__ for kind in kinds]
+    named = [noun if noun == "None" else f"{'an' if noun[0] in 'AEIOU' else 'a'} {noun}" for noun in known]
     raise ValueError(f"{name} must be {_either(named)}, got {shown(value)}{_hint(kinds, value)}")
 
 
@@ -206,7 +207,3 @@ def missing_axis(name: str, x: Any) -> str:
 
 def _either(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
-
-
-def _article(noun: str) -> str:
-    return "an" if noun[0] in "AEIOU" else "a"

@@ -121,7 +121,7 @@ def kernel_is_ahead(call: Call) -> str | None:
     race = race_of(kind)
     if race is None:
         return f"{WHY}, and from {DEFAULT_TOKENS} tokens on the kernel is taken" if tokens >= DEFAULT_TOKENS else None
-    lap = min(race, key=lambda lap: abs(math.log(lap.tokens / max(tokens, 1))))  # of the nearest length, by ratio
+    lap = nearest(race, tokens)
     return f"{WHY}, and in a race on this machine the kernel took {lap}" if lap.is_kernel else None
 
 
@@ -135,6 +135,11 @@ def _is_ahead_everywhere(*kind: Any) -> bool:
 
 
 _is_ahead_everywhere._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def nearest(race: Race, tokens: float) -> Lap:
+    """The lap of the nearest length, by ratio."""
+    return min(race, key=lambda lap: abs(math.log(lap.tokens / max(tokens, 1))))
 
 
 def race_of(kind: Kind) -> Race | None:

@@ -57,8 +57,13 @@ def _show(precision: str, is_test: bool) -> list[str]:
 
     print(f"\n{precision}")
     reasons = []
+    for candidate in library.candidates(precision) if is_test else ():
+        with contextlib.suppress(build.UnavailableError):  # printed below
+            binary = library.load(candidate.path)
+            if binary is not None:
+                library.faults(binary, recompute=True)  # and stores the results
     if is_test:
-        _test(precision)
+        library.find.cache_clear()
     chosen = library.find(precision)
     is_candidate_tested = True  # the candidates before the one that is used were tested
     for candidate in library.candidates(precision):
@@ -93,18 +98,6 @@ def _show(precision: str, is_test: bool) -> list[str]:
         print(f"  none is used: {chosen}")
         reasons += [] if library.is_disabled() else [f"{precision} has no library"]
     return reasons
-
-
-def _test(precision: str) -> None:
-    """Tests every library against the known answers and stores the results."""
-    from posenc.backends.native import build, library
-
-    for candidate in library.candidates(precision):
-        with contextlib.suppress(build.UnavailableError):  # _show prints it
-            binary = library.load(candidate.path)
-            if binary is not None:
-                library.faults(binary, recompute=True)
-    library.find.cache_clear()
 
 
 def _build(precisions: tuple[str, ...]) -> list[str]:

@@ -502,5 +502,4 @@ def _rotations(said: ModelPositions, rope: RoPE, places: Positions) -> Iterator[
         yield "the last channels for the first", like(rope, first_channel=room - rope.rotary_dim)
     if rope.rotary_dim < rope.head_dim and rope.allocation is None:  # an indexer beside an attention of another layout
         first, where = (0, "first") if rope.first_channel else (rope.head_dim - rope.rotary_dim, "last")
-        other = "half" if rope.layout == "interleaved" else "interleaved"
         yield f"{other} pairs of the {where} channels", like(rope, layout=other, first_channel=first)

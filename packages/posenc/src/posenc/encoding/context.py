@@ -193,9 +193,6 @@ class Feature:
 
 NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})
 
-HeadsOf: TypeAlias = Callable[[Feature], range | None]
-"""The range of a feature's heads that a shard has; None: all."""
-
 
 def missing_feature(name: str, side: str, given: Features) -> ValueError:
     """The error for a call without a feature that the scheme needs."""
@@ -221,17 +218,15 @@ def features_of(
     wanted: Mapping[str, Feature],
     query: Projected,
     query_positions: Positions,
-    key: Projected | None = None,
-    key_positions: Positions | None = None,
-    heads: HeadsOf = lambda feature: None,
+    key: Projected | None,
+    key_positions: Positions,
+    heads: Callable[[Feature], range | None],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The features of queries and keys from a layer's projections; see `Encoding.with_projected`. ``key`` and
-    ``key_positions`` default to those of the queries. ``heads``: a feature's heads of this shard."""
-    check_wanted(wanted, query)
-    if key is not None:
-        check_wanted(wanted, key)
+    """The features of queries and keys from a layer's projections; see `Encoding.with_projected`. ``heads``: a
+    feature's heads of this shard; None: all."""
     key = query if key is None else key
-    key_positions = query_positions if key_positions is None else key_positions
+    check_wanted(wanted, query)
+    check_wanted(wanted, key)
     of_queries, of_keys = {}, {}
     for name, feature in wanted.items():
         if not feature.is_clock:

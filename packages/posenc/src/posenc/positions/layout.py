@@ -425,10 +425,6 @@ Order: TypeAlias = Literal["contiguous", "zigzag", "striped", "documents"] | Seq
 - a sequence of ``world`` index tensors, in which every token is once.
 """
 
-OF_SHARD = (
-    "a shard does not know the length of its text: use posenc.distributed, or pass "
-    "context=Context(lengths=whole.lengths) with the positions of the whole text"
-)
 ORDERS = ("contiguous", "zigzag", "striped", "documents")
 
 
@@ -502,14 +498,7 @@ def _fault(held: Tensor, tokens: int) -> str:
     return f"token {token} {int(counts[token])} times"
 
 
-def part_of(layout: Layout, of: Any, order: Order) -> tuple[Tensor, int]:
-    """The indices of one process's tokens, and the number of processes. ``of`` is a DeviceMesh of one axis, or (rank,
-    world)."""
-    rank, world = _place(of)
-    return indices(layout, world, order)[rank], world
-
-
-def _place(of: Any) -> tuple[int, int]:
+def place_of(of: Any) -> tuple[int, int]:
     """The rank and the number of processes that ``of`` names: a DeviceMesh of one axis, or (rank, world)."""
     if hasattr(of, "get_local_rank"):
         if of.ndim != 1:

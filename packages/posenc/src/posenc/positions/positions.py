@@ -14,8 +14,8 @@ from torch import Tensor
 from posenc import compat
 from posenc.arguments import check_flag, check_type, number, shown, whole
 from posenc.positions import validation
-from posenc.positions.layout import OF_SHARD, Layout, Order, Span, document_of_chunk, join, overlap, part_of, read
 from posenc.positions.layout import PADDING as PADDING
+from posenc.positions.layout import Layout, Order, Span, document_of_chunk, indices, join, overlap, place_of, read
 from posenc.positions.validation import (
     check_cast,
     check_held,
@@ -214,19 +214,6 @@ def last_of(order: Tensor, document: Tensor) -> Tensor:
     return order.masked_fill(document == PADDING, unseen).argmax(1)
 
 
-def lengths_of(layout: Layout, coords: Tensor, document: Tensor) -> Tensor:
-    """The length of each row's text; see `Positions.lengths`."""
-    if any(len({span.document for span in row}) > 1 for row in layout.rows or ()):
-        raise ValueError(
-            "a row of several documents has no single length: give each document its own row, or pass the length to "
-            "scale each row by with context=Context(lengths=...)"
-        )
-    coords = coords if coords.dim() == 2 else coords.amax(-1)
-    if not torch.compiler.is_compiling() and coords.size(1) == 0:
-        return coords.new_zeros(coords.size(0))
-    return coords.masked_fill(document == PADDING, -1).amax(1) + 1
-
-
 def after(known: Mapping[str, Any], layout: Layout, n: int) -> dict[str, Any]:
     """The tensors, by name, of the ``n`` tokens that follow the known ones; see `Positions.following`."""
     order, document = known["order"], known["document"]
@@ -262,16 +249,6 @@ def layout_after(layout: Layout, n: int) -> Layout:
     elif bounds is not None:  # a row with only padding continues at 0
         bounds = (min(bounds[0], 0), max(bounds[1], -1))
     return Layout(n, spans, None if bounds is None else (bounds[0], bounds[1] + n))
-
-
-def check_apart(layout: Layout, documents: str | None) -> None:
-    """ValueError for tokens of one document at the same order, unless ``documents`` says what is meant."""
-    twice = overlap(layout) if documents is None else None
-    if twice is not None:
-        raise ValueError(
-            f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a "
-            "separate text, or use positions.following(n) to continue one"
-        )
 
 
 def renumbered(documents: Sequence[Tensor]) -> list[Tensor]:
@@ -551,7 +528,11 @@ class Positions:
             numbered = zip(wide, renumbered([part.document for part in wide]), strict=True)
             wide = [part._like(document=document)._of(Layout(part.order.size(1))) for part, document in numbered]
         layout = join([part.layout for part in wide], batch)
-        check_apart(layout, documents)
+        if documents is None and (twice := overlap(layout)) is not None:
+            raise ValueError(
+                f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a "
+                "separate text, or use positions.following(n) to continue one"
+            )
         named = [part._each(lambda x: x) for part in wide]
         names = [name for name, x in named[0].items() if x is not None]  # all parts have a segment, or none
         joined = Positions(**{name: torch.cat([part[name] for part in named], 1) for name in names})
@@ -578,8 +559,8 @@ class Positions:
         >>> Positions.arange(8).shard((1, 2)).coords
         tensor([[2, 3, 4, 5]])
         """
-        index, world = part_of(self.layout, of, order)
-        return self[index.to(self.device)]._set(_is_shard=world > 1)
+        rank, world = place_of(of)
+        return self[indices(self.layout, world, order)[rank].to(self.device)]._set(_is_shard=world > 1)
 
     def expand(self, rows: int) -> Positions:
         """The same positions for ``rows`` rows: a view of a single row. Raises ValueError if the rows do not match."""
@@ -694,8 +675,19 @@ class Positions:
         Raises ValueError for a shard, and for rows that are known to hold several documents.
         """
         if self._is_shard:
-            raise ValueError(OF_SHARD)
-        return lengths_of(self.layout, self.coords, self.document)
+            raise ValueError(
+                "a shard does not know the length of its text: use posenc.distributed, or pass "
+                "context=Context(lengths=whole.lengths) with the positions of the whole text"
+            )
+        if any(len({span.document for span in row}) > 1 for row in self.layout.rows or ()):
+            raise ValueError(
+                "a row of several documents has no single length: give each document its own row, or pass the length "
+                "to scale each row by with context=Context(lengths=...)"
+            )
+        coords = self.coords if self.coords.dim() == 2 else self.coords.amax(-1)
+        if not torch.compiler.is_compiling() and coords.size(1) == 0:
+            return coords.new_zeros(coords.size(0))
+        return coords.masked_fill(self.document == PADDING, -1).amax(1) + 1
 
     def __repr__(self) -> str:
         axes = f", axes={self.coords.size(2)}" if self.coords.dim() == 3 else ""

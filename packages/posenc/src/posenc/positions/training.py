@@ -291,21 +291,17 @@ def _tokens_since(begins: Bool[Tensor, "rows tokens"]) -> Int[Tensor, "rows toke
     return at - torch.where(begins, at, 0).cummax(1).values
 
 
-def _documents(positions: Positions) -> list[Bool[Tensor, "rows tokens"]]:
-    """The mask of the tokens of each document of each row. Padding is in none."""
-    number_of, count = _document_indices(positions)
-    seen = positions.document != PADDING
-    return [mask for n in range(count) if bool((mask := (number_of == n) & seen).any())]
-
-
 def _in_their_place(
     positions: Positions, coords: Tensor, chosen: Callable[[int], Tensor], dtype: torch.dtype
 ) -> Tensor:
     """The n distinct coordinates of each document replaced by the n increasing numbers ``chosen(n)``; 0 at padding."""
     out = torch.zeros_like(coords, dtype=dtype)
-    for at in _documents(positions):
-        places, which = coords[at].unique(return_inverse=True)
-        out[at] = chosen(len(places)).to(out.device)[which]
+    number_of, count = _document_indices(positions)
+    for n in range(count):
+        at = (number_of == n) & (positions.document != PADDING)
+        if bool(at.any()):  # not of a row's padding
+            places, which = coords[at].unique(return_inverse=True)
+            out[at] = chosen(len(places)).to(out.device)[which]
     return out
 
 

@@ -135,18 +135,14 @@ def dealt(form: Form, n_t: int, n_h: int, n_w: int) -> tuple[int, ...]:
     return tuple(k % 3 if k < ends[k % 3] else 0 for k in range(n_t + n_h + n_w))
 
 
-def _shares(pairs: int) -> tuple[int, int, int]:
-    """The sections of Qwen2-VL, 2 : 3 : 3."""
-    return pairs - 2 * (3 * pairs // 8), 3 * pairs // 8, 3 * pairs // 8
-
-
 ENTRY = Entry(
     name="mrope",
     scheme=MRoPE,
     paper="Wang et al. 2024",
     laws=FORMULA | ROTARY | {Law.DECAYING_BOUND},
     cost="one pass over q and k per layer",
-    build=lambda shape: MRoPE(shape.head_dim, _shares(shape.head_dim // 2)),
+    # The sections of Qwen2-VL, 2 : 3 : 3.
+    build=lambda shape: MRoPE(shape.head_dim, (shape.head_dim // 2 - (n := 3 * shape.head_dim // 16) - n, n, n)),
     axes="three",
     does="RoPE whose pairs are allocated to time, row and column, in one of four forms; on text it is RoPE",
     limits="each axis has only some of the frequencies",
