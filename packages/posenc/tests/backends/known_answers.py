@@ -112,18 +112,18 @@ def answers(case: KnownAnswerCase, dtype: torch.dtype = torch.float64, times: fl
     call = Call(
         rotated["query"],
         rotated["key"],
-        leaves["value"],
         case.query_positions,
         case.key_positions,
-        tuple(terms),
-        tuple(values),
-        None,
-        case.geometry.visibility,
-        0.0,
         case.geometry.scale,
-        True,
         query_features={**clocks[0], **features},
         key_features=clocks[1],
+        value=leaves["value"],
+        score_terms=tuple(terms),
+        values=tuple(values),
+        attn_mask=None,
+        visibility=case.geometry.visibility,
+        dropout_p=0.0,
+        return_lse=True,
     )
     out, lse = REFERENCE.run(call)
     gradients = torch.autograd.grad(

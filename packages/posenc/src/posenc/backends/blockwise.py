@@ -230,9 +230,7 @@ def _reach_of_plane(call: Call, score_terms: Sequence[ScoreTerm]) -> tuple[int, 
     return (low, high) if low <= high else (0, 0)  # all pairs beyond the reach are masked
 
 
-def tables_of_plane(
-    score_terms: Sequence[Bias | RelativeDot], call: Call, block: Block
-) -> tuple[int, dict[str, Tensor]]:
+def tables_of_plane(score_terms: Sequence[Bias | RelativeDot], call: Call) -> tuple[int, dict[str, Tensor]]:
     """The difference of the first entry, and the tensors of planar terms by name: "plane" (heads, entries, entries),
     "by_row" and "by_column" (batch, heads, queries, entries), and the coordinates (rows, tokens, 2)."""
     heads = call.query.size(1)
@@ -244,14 +242,14 @@ def tables_of_plane(
         distance = score_term.distance
         if isinstance(score_term, Bias) and distance.axis is None:
             both = torch.stack(torch.meshgrid(r, r, indexing="ij"), -1)  # all pairs of differences
-            found["plane"].append(line_of(score_term.at, distance, block, both).expand(heads, -1, -1))
+            found["plane"].append(line_of(score_term.at, distance, call, both).expand(heads, -1, -1))
         elif isinstance(score_term, Bias):
-            line = line_of(score_term.at, distance, block, r)
+            line = line_of(score_term.at, distance, call, r)
             line = line[:, :, None] if distance.axis == 0 else line[:, None]
             found["plane"].append(line.expand(heads, len(r), len(r)))
         else:
-            vectors = line_of(score_term.at, distance, block, r)
-            meeting = meets(score_term, block)
+            vectors = line_of(score_term.at, distance, call, r)
+            meeting = meets(score_term, call)
             check_width(vectors, meeting, distance.scheme)
             products = (meeting @ vectors.mT).expand(call.query.size(0), heads, -1, -1)
             found["by_row" if distance.axis == 0 else "by_column"].append(products.to(call.dtype))
@@ -333,11 +331,10 @@ class KernelOperands:
         self.tensors: dict[str, Tensor] = {}
         self.lows: dict[str, int] = {}
         self.function = [0, 0]
-        block = call.raw_block()
-        self._biases_and_meetings(block)
-        self._others(block)
+        self._biases_and_meetings()
+        self._others()
         if planar:
-            self.lows["plane"], tables = tables_of_plane(planar, call, block)
+            self.lows["plane"], tables = tables_of_plane(planar, call)
             self.tensors.update(tables)
 
     def _entries(self, distances: Sequence[Distance]) -> tuple[int, Tensor]:
@@ -352,7 +349,7 @@ class KernelOperands:
     def _put(self, name: str, low: int, table: Tensor) -> None:
         self.tensors[name], self.lows[name] = (table if table.dim() == 3 else table[..., None]), low
 
-    def _biases_and_meetings(self, block: Block) -> None:
+    def _biases_and_meetings(self) -> None:
         call, heads = self.call, self.call.query.size(1)
         biases = [score_term for score_term in call.score_terms if isinstance(score_term, Bias)]
         meetings = [score_term for score_term in call.score_terms if isinstance(score_term, RelativeDot)]
@@ -368,15 +365,15 @@ class KernelOperands:
         if meetings:
             low, r = self._entries(of_vectors)
         for meeting in meetings:
-            line = line_of(meeting.at, meeting.distance, block, r)
-            feature = call.query if meeting.feature is None else meets(meeting, block)
+            line = line_of(meeting.at, meeting.distance, call, r)
+            feature = call.query if meeting.feature is None else meets(meeting, call)
             check_width(line, feature, meeting.distance.scheme)
             if meeting.feature is not None:
                 features.append((feature, line.expand(heads, -1, -1)))
                 continue
             (vectors if meeting.side == "query" else key_vectors).append(line)
             if meeting.shift is not None:
-                v = block.of_heads(meeting.shift.to(call.dtype), meeting.distance.scheme)
+                v = call.of_heads(meeting.shift.to(call.dtype), meeting.distance.scheme)
                 lines.append((line @ v[..., None])[..., 0] * call.scale)
         if features:
             if vectors:
@@ -391,59 +388,59 @@ class KernelOperands:
             self._put("key_vectors", low, reduce(torch.add, key_vectors) * call.scale)
         if biases or shifted:
             low, r = self._entries(of_lines)
-            lines += [line_of(bias.at, bias.distance, block, r) for bias in biases]
+            lines += [line_of(bias.at, bias.distance, call, r) for bias in biases]
             self._put("bias", low, reduce(torch.add, lines))
 
-    def _others(self, block: Block) -> None:
+    def _others(self) -> None:
         call = self.call
         if call.values:
             low, r = self._entries([term.distance for term in call.values])
-            lines = [line_of(term.vectors, term.distance, block, r) for term in call.values]
+            lines = [line_of(term.vectors, term.distance, call, r) for term in call.values]
             self._put("values", low, reduce(torch.add, lines))
         for score_term in call.score_terms:
             if isinstance(score_term, AddedVector):
-                self._fold(score_term, block)
+                self._fold(score_term)
             elif isinstance(score_term, CumulativeBias):
-                self._clock(score_term, block)
+                self._clock(score_term)
             elif isinstance(score_term, Function):
-                self._function(score_term, block)
+                self._function(score_term)
 
-    def _fold(self, score_term: AddedVector, block: Block) -> None:
+    def _fold(self, score_term: AddedVector) -> None:
         if score_term.key is not None:
             check_width(score_term.key, self.call.query, score_term.scheme)
             self.key = self.key + score_term.key.to(self.call.dtype)
         elif score_term.of_tokens is not None:
             check_width(score_term.of_tokens, self.call.query, score_term.scheme)
-            heads = self.call.query.size(1)
-            u = block.of_heads(score_term.of_tokens[0, :, 0].to(self.call.dtype), score_term.scheme).expand(heads, -1)
+            u = self.call.of_heads(score_term.of_tokens[0, :, 0].to(self.call.dtype), score_term.scheme)
+            u = u.expand(self.call.query.size(1), -1)
             self.tensors["shift"] = self.tensors["shift"] + u if "shift" in self.tensors else u
 
-    def _clock(self, score_term: CumulativeBias, block: Block) -> None:
-        batch, heads = self.call.query.shape[:2]
+    def _clock(self, score_term: CumulativeBias) -> None:
+        shape = *self.call.query.shape[:2], -1
         for side in ("query", "key"):
-            self.tensors[f"{side}_clock"] = block.feature(score_term.feature, side).expand(batch, heads, -1).double()
+            self.tensors[f"{side}_clock"] = self.call.feature(score_term.feature, side).expand(shape).double()
 
-    def _function(self, score_term: Function, block: Block) -> None:
+    def _function(self, score_term: Function) -> None:
         if score_term.broken is not None:
-            return self._broken(score_term.broken, score_term.scheme, block)
+            return self._broken(score_term.broken, score_term.scheme)
         assert score_term.formula is not None
         assert score_term.distance is not None
         low, r = self._entries([score_term.distance])
         (c,) = score_term.coefficients(r)
         is_last = int(len(self.call.score_terms) > 1 and self.call.score_terms[-1] is score_term)
-        self._put("factor", low, block.of_heads(c.to(self.call.dtype), score_term.distance.scheme))
+        self._put("factor", low, self.call.of_heads(c.to(self.call.dtype), score_term.distance.scheme))
         self.function = [FUNCTIONS[score_term.formula], is_last]
 
-    def _broken(self, score_term: BrokenLine, scheme: str, block: Block) -> None:
+    def _broken(self, score_term: BrokenLine, scheme: str) -> None:
         low, r = self._entries([Distance(scheme)])
-        away, share = score_term.away(r), score_term.share(block.query_positions.scalar(scheme))
+        away, share = score_term.away(r), score_term.share(self.call.query_positions.scalar(scheme))
         breaks, lines = score_term.lines()
         # Entries decrease: those before the n-th end are beyond the n-th break.
         least = (breaks / share[..., None]).detach()
         ends = away.size(0) - torch.searchsorted(away.detach().flip(0), least, right=True)
         self._put("away", low, away.to(self.call.dtype)[None])
-        heads = block.query.size(1)
-        self.tensors.update(share=share, lines=block.of_heads(lines, scheme).expand(heads, -1, -1), ends=ends)
+        heads = self.call.query.size(1)
+        self.tensors.update(share=share, lines=self.call.of_heads(lines, scheme).expand(heads, -1, -1), ends=ends)
 
     @property
     def learned(self) -> list[str]:
@@ -569,7 +566,7 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     if own is None or reach is None:
         return None
     near = cached(call.store, ("near", size), call.query.device, lambda: _near(call, size, reach))
-    block, heads = replace(call.raw_block(), query=call.query.to(call.dtype)), call.query.size(1)
+    block, heads = replace(call, query=call.query.to(call.dtype)), call.query.size(1)
     groups = heads // call.key.size(1)
     query = block.query
     for score_term in call.score_terms:
@@ -608,13 +605,13 @@ class _Near(NamedTuple):
 
 
 def _near(call: Call, size: int, reach: tuple[int, int]) -> _Near:
-    block, heads = call.raw_block(), call.query.size(1)
+    heads = call.query.size(1)
     r = torch.arange(reach[0], reach[1] + 1, device=call.query.device)
     vectors = tuple(
-        line_of(p.at, p.distance, block, r).norm(dim=-1).amax(-1)[:, None] if isinstance(p, RelativeDot) else None
+        line_of(p.at, p.distance, call, r).norm(dim=-1).amax(-1)[:, None] if isinstance(p, RelativeDot) else None
         for p in call.score_terms
     )
-    lines = [line_of(p.at, p.distance, block, r).expand(heads, -1) for p in call.score_terms if isinstance(p, Bias)]
+    lines = [line_of(p.at, p.distance, call, r).expand(heads, -1) for p in call.score_terms if isinstance(p, Bias)]
     if not lines:
         return _Near(None, None, vectors)
     line = reduce(torch.add, lines)

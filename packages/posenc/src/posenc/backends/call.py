@@ -14,7 +14,6 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.backends.cache import cached
-from posenc.encoding.context import NOTHING, Features
 from posenc.encoding.terms import SKIP_BELOW, ScoreTerm, Term, Value
 from posenc.lowering.distances import Block, check, check_heads
 from posenc.positions.layout import Layout
@@ -47,30 +46,22 @@ class DeferredRotation:
         return DeferredRotation(self.query.of_tokens(queries), self.key.of_tokens(keys))
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """Query, key, value, the pair terms and the mask of one call.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Call(Block):
+    """All queries against all keys, with value, pair terms and mask.
 
     query (B, H, M, d), key (B, H_kv, N, d), value (B, H_kv, N, d_v), H a multiple of H_kv; all of one dtype and device.
     Queries and keys are already rotated, unless ``rotation`` is the one to apply: see `rotated`. ``bands`` are the
     queries and keys for distant pairs, by the distance of `apart`; only the reference backend runs a call with bands.
     """
 
-    query: Float[Tensor, "batch heads queries head_dim"]
-    key: Float[Tensor, "batch kv_heads keys head_dim"]
     value: Float[Tensor, "batch kv_heads keys value_dim"]
-    query_positions: Positions
-    key_positions: Positions
     score_terms: tuple[ScoreTerm, ...]
     values: tuple[Value, ...]
     attn_mask: Tensor | None
     visibility: Visibility
     dropout_p: float
-    scale: float
     return_lse: bool
-    heads: range | None = None
-    query_features: Features = field(default_factory=lambda: NOTHING)
-    key_features: Features = field(default_factory=lambda: NOTHING)
     skip_below: float = SKIP_BELOW
     key_norms: Tensor | None = None
     bands: tuple[RotatedBand, ...] = ()
@@ -96,11 +87,6 @@ class Call:
         x, y = (counted(positions, self.chunk) for positions in (self.query_positions, self.key_positions))
         return x[:, :, None] - y[:, None, :]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of scores: float32, or float64 for float64 inputs."""
-        return torch.promote_types(self.query.dtype, torch.float32)
-
     def visible(self) -> Bool[Tensor, "#batch #heads #queries #keys"] | None:
         """The mask by positions and a bool ``attn_mask``; None for all True."""
         seen = visible(self.query_positions, self.key_positions, self.visibility)
@@ -112,9 +98,9 @@ class Call:
     def check(self) -> None:
         """ValueError or PositionError if the positions do not match a term."""
         for term in (*self.score_terms, *self.values):
-            check(term.distance, self.raw_block())
+            check(term.distance, self)
             if term.num_heads is not None:
-                check_heads(term.num_heads, term.scheme, self.raw_block())
+                check_heads(term.num_heads, term.scheme, self)
 
     @property
     def bool_attn_mask(self) -> Tensor | None:
@@ -143,40 +129,22 @@ class Call:
         queries = self.query.size(2)
         return queries == 1 or (not torch.compiler.is_compiling() and queries < FEW_QUERIES)
 
-    def raw_block(self) -> Block:
-        """All queries against all keys, in the dtype of the inputs, for code that casts what it reads."""
-        return Block(
-            self.query,
-            self.key,
-            self.query_positions,
-            self.key_positions,
-            self.scale,
-            self.heads,
-            self.query_features,
-            self.key_features,
-        )
-
     def block(self) -> Block:
-        """All queries against all keys, in the dtype of the scores."""
-        return replace(self.raw_block(), query=self.query.to(self.dtype), key=self.key.to(self.dtype))
+        """The same with queries and keys in the dtype of the scores. The call itself is for code that casts what it
+        reads."""
+        return replace(self, query=self.query.to(self.dtype), key=self.key.to(self.dtype))
 
     def part(self, queries: slice, keys: slice) -> Call:
         """The call of some of the queries and keys."""
-        block, mask = self.raw_block().part(queries, keys), self.attn_mask
+        mask = self.attn_mask
         if mask is not None:
             mask = mask if mask.size(2) == 1 else mask[:, :, queries]
             mask = mask if mask.size(3) == 1 else mask[..., keys]
         return replace(
-            self,
-            query=block.query,
-            key=block.key,
+            super().part(queries, keys),
             value=self.value[:, :, keys],
-            query_positions=block.query_positions,
-            key_positions=block.key_positions,
             score_terms=tuple(sliced(score_term, queries, keys) for score_term in self.score_terms),
             attn_mask=mask,
-            query_features=block.query_features,
-            key_features=block.key_features,
             key_norms=None if self.key_norms is None else self.key_norms[:, :, keys],
             bands=tuple(RotatedBand(b.reach, b.query[:, :, queries], b.key[:, :, keys]) for b in self.bands),
             rotation=None if self.rotation is None else self.rotation.part(queries, keys),

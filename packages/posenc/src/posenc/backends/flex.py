@@ -230,7 +230,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     blocks = _block_mask(call, *((_length(queries), _length(keys)) if on_cpu else (queries, keys)))
     if on_cpu:
         call = _padded(call, *blocks.seq_lengths)
-    query, key, left = fold(call.score_terms, call.raw_block())
+    query, key, left = fold(call.score_terms, call)
     function = _score_function(call, left)
     grouped = query.size(1) != key.size(1)
     value, width = call.value, call.value.size(3)
@@ -259,7 +259,7 @@ def _reads_pairs(score_term: ScoreTerm) -> bool:
 
 def _functions(call: Call, score_terms: Sequence[ScoreTerm]) -> list[ScoreFunction] | str:
     # A term that reads only positions needs no cast of query and key.
-    block = call.raw_block() if all(score_term.is_content_free for score_term in score_terms) else call.block()
+    block = call if all(score_term.is_content_free for score_term in score_terms) else call.block()
     functions = []
     for score_term in score_terms:
         made = _of_positions(score_term, call) if score_term.is_content_free else function(score_term, block)
@@ -280,7 +280,7 @@ def _of_positions(score_term: ScoreTerm, call: Call) -> ScoreFunction | str:
 
     place = next((n for n, each in enumerate(call.score_terms) if each is score_term), None)
     store = None if place is None else call.store
-    return cached(store, ("score", place), device, lambda: function(score_term, call.raw_block()), may_stay)
+    return cached(store, ("score", place), device, lambda: function(score_term, call), may_stay)
 
 
 def _score_function(call: Call, left: tuple[ScoreTerm, ...]) -> ScoreFunction | None:

@@ -230,8 +230,8 @@ def _call(kind: Kind, tokens: int) -> Call:
         query, of_query = query.detach()[:, :, -1:].requires_grad_(kind.is_training), positions[tokens - 1 :]
         rotation = rotation and rotation.part(slice(tokens - 1, tokens), slice(0, tokens))
     call = Call(
-        query, key, value, of_query, positions, (), (), None, Visibility(kind.is_causal), 0.0, kind.width**-0.5,
-        return_lse=False, rotation=rotation,
+        query, key, of_query, positions, kind.width**-0.5, value=value, score_terms=(), values=(), attn_mask=None,
+        visibility=Visibility(kind.is_causal), dropout_p=0.0, return_lse=False, rotation=rotation,
     )  # fmt: skip
     return call.with_store({})
 

@@ -200,9 +200,9 @@ class Request(NamedTuple):
         if compat.is_autocast(query):  # as PyTorch's own attention does
             query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
         call = Call(
-            query,
-            key,
-            value,
+            query=query,
+            key=key,
+            value=value,
             attn_mask=attn_mask,
             query_features=encoding.query_features,
             key_features=encoding.key_features,
@@ -424,7 +424,7 @@ def _check_direction(call: Call, looks_back: tuple[tuple[str, str], ...]) -> Non
 def _check_value_door(call: Call) -> None:
     """ValueError if the vectors of the value door have another width or number of heads."""
     for term in call.values:
-        vectors = call.raw_block().of_heads(
+        vectors = call.of_heads(
             term.vectors(torch.zeros(1, dtype=torch.int64, device=call.query.device)), term.distance.scheme
         )
         if vectors.size(-1) != call.value.size(-1):

@@ -89,7 +89,7 @@ def _fold_terms(call: Call) -> tuple[Tensor, Tensor, tuple[ScoreTerm, ...]]:
     if not score_terms:
         return call.query, call.key, tuple(others)
     adds = call.query.device.type == "cpu" and any(isinstance(score_term, AddedVector) for score_term in score_terms)
-    query, key, left = fold(score_terms, call.block() if adds else call.raw_block())
+    query, key, left = fold(score_terms, call.block() if adds else call)
     return query, key, (*left, *others)
 
 
@@ -102,7 +102,7 @@ def _bias(call: Call, left: tuple[ScoreTerm, ...]) -> Tensor | None:
     bias = call.attn_mask.to(call.dtype) if call.attn_mask is not None and _is_float(call.attn_mask) else None
     for score_term in left:
         # Do not cast a whole cache for a term that does not read it.
-        term = added(score_term, call.raw_block() if score_term.is_content_free else call.block())
+        term = added(score_term, call if score_term.is_content_free else call.block())
         bias = term if bias is None else bias + term
     return bias
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
-from posenc.encoding.encoding import Context
+from posenc.encoding.context import WHOLE, Context
 from posenc.encoding.terms import Function, RelativeDot, plus
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import table_index
@@ -122,7 +122,7 @@ class RoundedALiBi(DividedALiBi):
     """
 
     def score(  # type: ignore[override]  # another kind of term
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+        self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE
     ) -> tuple[Function, ...]:
         """The bias, a function of both positions."""
         for positions in (query_positions, key_positions):
@@ -243,7 +243,7 @@ class LayerDeBERTa(DeBERTa):
                 )
 
     def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+        self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE
     ) -> tuple[RelativeDot, ...]:
         """The terms that the layer has."""
         if not (self.relative_attention and self.terms):

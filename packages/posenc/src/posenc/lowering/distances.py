@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -41,7 +41,7 @@ class Block:
         """The dtype of scores: float32, or float64 for float64 inputs."""
         return torch.promote_types(self.query.dtype, torch.float32)
 
-    def part(self, queries: slice, keys: slice) -> Block:
+    def part(self, queries: slice, keys: slice) -> Self:
         """A block of some of the queries and keys."""
         return replace(
             self,

@@ -127,7 +127,7 @@ class ForwardPass:
         self.positions, self.cache, self.is_causal = positions, cache, is_causal
         self._dtype, self._context = dtype, context
         of_cache: Exchange | None = None if cache is None else cache._exchange
-        self._exchange = EXCHANGES[-1] if EXCHANGES else of_cache
+        self._exchange: Exchange | None = EXCHANGES[-1] if EXCHANGES else of_cache
         if self._exchange is None and positions._is_shard:
             raise ValueError(
                 "positions must be those of all tokens, got a shard's: use posenc.distributed.sharded, and keep it "

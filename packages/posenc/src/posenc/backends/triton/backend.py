@@ -106,7 +106,7 @@ class _Lines(KernelOperands):
         if distance.reach is not None:
             start, end = (min(at, distance.reach[0] - 1) for at in (start, end))
         ends = constant(_on_both_sides, start, end, device=self.call.query.device)
-        at = line_of(bias.at, distance, self.call.raw_block(), ends)
+        at = line_of(bias.at, distance, self.call, ends)
         return (at[:, 2:] - at[:, :2]) / max(end - start, 1)
 
 
