@@ -95,7 +95,11 @@ class Rotary(Scheme):
             )
         self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, base, rotary_dim, axes
         self.layout: PairLayout = layout
-        self.allocation = None if allocation is None else _allocation(allocation, rotary_dim // 2, axes)
+        pairs = rotary_dim // 2
+        if allocation is not None and (not isinstance(allocation, Sequence) or len(allocation) != pairs):
+            raise ValueError(f"allocation must be one axis for each of {pairs} pairs, got {shown(allocation)}")
+        of_pairs = None if allocation is None else tuple(whole("allocation", axis, 0, axes - 1) for axis in allocation)
+        self.allocation = of_pairs
         self.scaling: Scaling | None = scaling
         self.first_channel, self.values = first_channel, values
         self.heads, self.num_heads, self.imaginary = heads, num_heads, imaginary
@@ -276,12 +280,6 @@ def multiple_of_4(head_dim: int, rotary_dim: int | None) -> tuple[int, int]:
     if rotary_dim % 4 or rotary_dim > head_dim:
         raise ValueError(f"rotary_dim must be a multiple of 4 within 4..head_dim = {head_dim}, got {rotary_dim}")
     return head_dim, rotary_dim
-
-
-def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, ...]:
-    if not isinstance(allocation, Sequence) or len(allocation) != pairs:
-        raise ValueError(f"allocation must be one axis for each of {pairs} pairs, got {shown(allocation)}")
-    return tuple(whole("allocation", axis, 0, axes - 1) for axis in allocation)
 
 
 def _scaled(scaling: Scaling, *given: Tensor) -> tuple[Tensor, float | Tensor]:

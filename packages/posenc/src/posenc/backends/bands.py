@@ -93,23 +93,18 @@ def explain(call: Call) -> choose.Explanation:
     parts = calls(call)
     if _is_dense(call):
         why = "distant pairs are rotated differently, and there are few enough scores to compute all bands densely"
-        return choose.Explanation("reference", why, _refusals(parts))
+        refused = [
+            (backend.name, f"{name}: {reason}")
+            for backend in choose.BACKENDS
+            for name, band in reversed(parts)  # the reason of the first band stays
+            if backend is not REFERENCE and (reason := backend.refuses(band)) is not None
+        ]
+        return choose.Explanation("reference", why, dict(refused))
     bands = tuple((name, choose.explain(band)) for name, band in parts)
     names = " + ".join(dict.fromkeys(each.backend for _, each in bands))
     picked = "by a mask" if any(band.attn_mask is not call.attn_mask for _, band in parts) else "by positions"
     why = f"{names}: distant pairs are rotated differently, so each band is a separate call, its pairs selected "
     return choose.Explanation(names, f"{why}{picked}, and they are merged by log-sum-exp", {}, bands=bands)
-
-
-def _refusals(bands: list[tuple[str, Call]]) -> dict[str, str]:
-    """The backends that cannot run every band, with the reason of the first."""
-    reasons: dict[str, str] = {}
-    for backend in choose.BACKENDS:
-        for name, band in bands:
-            reason = None if backend is REFERENCE else backend.refuses(band)
-            if reason is not None:
-                reasons.setdefault(backend.name, f"{name}: {reason}")
-    return reasons
 
 
 def _is_dense(call: Call) -> bool:

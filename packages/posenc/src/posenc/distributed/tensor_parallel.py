@@ -58,7 +58,8 @@ def parallelize(model: M, mesh: DeviceMesh) -> M:
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise ValueError("model must not be divided already: call parallelize once, and fully_shard afterwards")
     contexts = [_context(trunk, mesh) for trunk in trunks]
-    learns_here = {module for scheme in _schemes(model) for module in _of_heads(scheme)}
+    schemes = [part for scheme in model.modules() if isinstance(scheme, Scheme) for part in bare_parts(scheme)]
+    learns_here = {module for scheme in schemes for module in _of_heads(scheme)}
     for trunk, context in zip(trunks, contexts, strict=True):
         trunk.context = context
         for block in trunk.blocks:
@@ -100,13 +101,6 @@ def _plan(attention: SelfAttention) -> dict[str, ParallelStyle]:
         "mlp.0": ColwiseParallel(),
         "mlp.2": RowwiseParallel(),
     }
-
-
-def _schemes(model: nn.Module) -> Iterator[Scheme]:
-    """The schemes in a model, not composed of others."""
-    for module in model.modules():
-        if isinstance(module, Scheme):
-            yield from bare_parts(module)
 
 
 def _of_heads(scheme: Scheme) -> Iterator[nn.Module]:

@@ -272,13 +272,10 @@ class Encoding:
         """Rotates values, where a scheme does so; ``rotate_output`` then inverts it on the output."""
         self.check_fresh()
         self.check_trained(value)
-        value = (
-            self._clear_padding(value, self.key_positions)
-            if any(r.value is not None for r in self.rotations)
-            else value
-        )
-        for rotation in self.rotations:
-            value = value if rotation.value is None else rotation.value(value)
+        maps = [rotation.value for rotation in self.rotations if rotation.value is not None]
+        value = self._clear_padding(value, self.key_positions) if maps else value
+        for token_map in maps:
+            value = token_map(value)
         return value
 
     def rotate_output(self, out: Tensor) -> Tensor:

@@ -433,12 +433,8 @@ def fold(score_terms: Sequence[ScoreTerm], block: Block) -> tuple[Tensor, Tensor
         if isinstance(score_term, AddedVector) and score_term.key is None:
             assert score_term.of_tokens is not None
             query = query + added_to_query(score_term, score_term.of_tokens, block).to(query.dtype)
-        elif (
-            isinstance(score_term, AddedVector)
-            and score_term.key is not None
-            and score_term.query is None
-            and not on_query
-        ):
+        elif isinstance(score_term, AddedVector) and not on_query:
+            assert score_term.key is not None
             check_width(score_term.key, query, score_term.scheme)
             key = key + score_term.key.to(key.dtype)
         elif isinstance(score_term, RelativeDot) and (places := _places(score_term, block)) is not None:

@@ -17,7 +17,6 @@ from posenc.positions import validation
 from posenc.positions.layout import PADDING as PADDING
 from posenc.positions.layout import Layout, Order, Span, document_of_chunk, indices, join, overlap, place_of, read
 from posenc.positions.validation import (
-    check_cast,
     check_held,
     described,
     documents_of,
@@ -709,7 +708,10 @@ def _unflatten(tensors: Any, kept: Any) -> Positions:
     """The tensors may have changed, so the layout is dropped."""
     coords, order, document, *segment = tensors
     has_segment, is_shard = kept
-    check_cast(coords)
+    if isinstance(coords, Tensor) and coords.is_floating_point() and coords.dtype not in validation.NUMBERS:
+        raise ValueError(
+            f"positions were cast to {coords.dtype}, which cannot tell 256 from 257: cast only the other tensors"
+        )
     tokens = order.shape[1] if isinstance(order, Tensor) else 0
     fields = {"coords": coords, "order": order, "document": document, "segment": segment[0] if has_segment else None}
     made: Positions = object.__new__(Positions)

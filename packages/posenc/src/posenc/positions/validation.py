@@ -42,14 +42,6 @@ def check_facts(coords: Any, **facts: Any) -> int:
     return rows
 
 
-def check_cast(coords: Any) -> None:
-    """ValueError for coordinates that were cast to half precision together with other tensors."""
-    if isinstance(coords, Tensor) and coords.is_floating_point() and coords.dtype not in NUMBERS:
-        raise ValueError(
-            f"positions were cast to {coords.dtype}, which cannot tell 256 from 257: cast only the other tensors"
-        )
-
-
 def check_parts(parts: Any, kind: type, documents: Any) -> None:
     """ValueError for arguments that `Positions.cat` cannot join: no parts, wrong types, several devices or numbers of
     axes, segments in only some parts, an unknown ``documents``."""

@@ -56,7 +56,7 @@ class FIRE(Scheme):
     def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         for positions in (query_positions, key_positions):
             positions.scalar("FIRE")
-        broken = BrokenLine(self._away, self._share, self._lines)
+        broken = BrokenLine(lambda r: self._psi((-r).clamp(min=0).double()), self._share, self._lines)
         return (Function(plus, self._bias, adds=True, broken=broken, scheme="FIRE", num_heads=self.num_heads),)
 
     def _bias(self, x: Tensor, y: Tensor) -> tuple[Float[Tensor, "heads rows queries keys"]]:
@@ -75,9 +75,6 @@ class FIRE(Scheme):
         return (self.multiple.to(dtype) * self.length).abs()
 
     # -- the same bias as a piecewise linear function of the normalized distance, with a break for each unit of the MLP
-
-    def _away(self, r: Tensor) -> Float64[Tensor, "..."]:
-        return self._psi((-r).clamp(min=0).double())
 
     def _share(self, x: Tensor) -> Float64[Tensor, "..."]:
         return 1 / (self._psi(torch.maximum(x.double(), self._threshold(torch.float64))) + EPSILON)

@@ -75,7 +75,10 @@ class FourierFeatures(Scheme):
             raise ValueError("sigma, learned, hidden and seed are for random directions: leave them out with bands")
         if bands != "perceiver" and resolution is not None:
             raise ValueError(f"resolution must be None unless bands='perceiver', got {shown(resolution)}")
-        self.resolution = _resolution(resolution, axes) if bands == "perceiver" else None
+        if bands == "perceiver" and (not isinstance(resolution, Sequence) or len(resolution) != axes):
+            raise ValueError(f"resolution must be {axes} numbers, the points along each axis, got {shown(resolution)}")
+        each = None if resolution is None else tuple(number("resolution", n, above=0) for n in resolution)
+        self.resolution = each
         self.directions = nn.Parameter(torch.empty(dim // 2, axes)) if learned else None
         self.mix = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim)) if learned else None
         self.reset_parameters()
@@ -115,13 +118,6 @@ class FourierFeatures(Scheme):
         if self.mix is None:
             return features
         return self.mix((features / math.sqrt(self.dim)).to(next(self.mix.parameters()).dtype)).to(dtype)
-
-
-def _resolution(resolution: Sequence[float] | None, axes: int) -> tuple[float, ...]:
-    """A number per axis. Raises ValueError for anything else."""
-    if not isinstance(resolution, Sequence) or len(resolution) != axes:
-        raise ValueError(f"resolution must be {axes} numbers, the points along each axis, got {shown(resolution)}")
-    return tuple(number("resolution", n, above=0) for n in resolution)
 
 
 ENTRY = Entry(

@@ -32,15 +32,12 @@ class Softcap(Scheme):
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE) -> ScoreTerms:
         """cap tanh(s_ij / cap). The cap is a coefficient that does not depend on distance."""
-        axis, caps = (None, self._caps_of_each) if query_positions.coords.dim() == 3 else (0, self._caps)
+        axis, caps = (None, lambda r: self._caps(r[..., 0])) if query_positions.coords.dim() == 3 else (0, self._caps)
         distance = Distance("Softcap", axis=axis, tail="constant")
         return (Function(capped, caps, distance, formula="cap"),)
 
     def _caps(self, r: Tensor) -> tuple[Tensor]:
         return (torch.full((1, *r.shape), self.cap, dtype=widest(r.device), device=r.device),)
-
-    def _caps_of_each(self, r: Tensor) -> tuple[Tensor]:
-        return self._caps(r[..., 0])
 
 
 def capped(score: Tensor, cap: Tensor) -> Tensor:

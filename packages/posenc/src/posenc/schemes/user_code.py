@@ -91,11 +91,6 @@ def is_importable(module: ModuleType) -> bool:
     return module not in _BY_PATH.values()
 
 
-def file_digest(module: ModuleType) -> str:
-    """A digest of the file of a module that was imported by its path, as it was then."""
-    return _DIGESTS[str(Path(module.__file__ or "").resolve())]
-
-
 def error_location(error: BaseException) -> str:
     """The last line of a user's file in an error's traceback, ``my.py:12``; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename in _FILES:
@@ -190,7 +185,8 @@ def entry_of(text: str) -> Entry:
 def source_of(names: str) -> str:
     """The digests of the files of a composition's (or several layers') user schemes, as executed; empty without any."""
     parts = (part for layer in LAYER_SEPARATOR.split(names) for part in layer.split("+"))
-    return "".join(file_digest(_module_of(part)) for part in parts if ":" in part)
+    modules = (_module_of(part) for part in parts if ":" in part)
+    return "".join(_DIGESTS[str(Path(module.__file__ or "").resolve())] for module in modules)
 
 
 def _module_of(text: str) -> ModuleType:

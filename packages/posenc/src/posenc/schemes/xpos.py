@@ -25,11 +25,6 @@ EXPONENT_RANGE = {torch.float16: 10.0, torch.float64: 640.0}
 e^80, the product with a masked key, within float32 (80 is for all other dtypes)."""
 
 
-def block_reach(dtype: torch.dtype, fastest: float) -> float:
-    """The allowed distance between queries in one block, for the fastest decay per position."""
-    return EXPONENT_RANGE.get(dtype, 80.0) / fastest
-
-
 @dataclass(frozen=True, eq=False)
 class Decaying:
     """Rotates pairs by their angles, and multiplies queries by e^(-decay p) and keys by e^(decay p), with p relative to
@@ -49,7 +44,7 @@ class Decaying:
     span: float | None  # the distance of the first query from the last; None: unknown
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
-        reach = block_reach(x.dtype, self.fastest)
+        reach = EXPONENT_RANGE.get(x.dtype, 80.0) / self.fastest  # of queries in one block
         # Compared first, so that a dynamic graph is not specialized to this length.
         blocks = 1 if self.span is None or self.span <= reach else math.ceil(self.span / reach)
         middle = (blocks - 1) / 2

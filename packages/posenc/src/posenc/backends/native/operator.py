@@ -230,25 +230,18 @@ class _Kernel:
     """A call of the kernel: its structure, filled for tensors of these shapes, strides and dtypes, and the tensors that
     every call has in common. A call sets the addresses of its own; each thread needs a structure of its own."""
 
-    def __init__(
-        self,
-        tensors: Sequence[Tensor],
-        given: dict[str, Tensor],
-        tiling: Sequence[int],
-        form: KernelLayout,
-        scale: float,
-        skip_below: float,
-        threads: int,
-    ) -> None:
+    def __init__(self, tensors: Sequence[Tensor], given: Sequence[Tensor], rest: Sequence[Any], threads: int) -> None:
         query, key, value = tensors
+        names, _, tiling, numbers_of_form, scale, skip_below = rest
+        self.names, self.form = names.split(), KernelLayout.unflat(numbers_of_form)
         self.dtype, self.real = query.dtype, torch.promote_types(query.dtype, torch.float32)
         self.library = library(query.dtype)
         _check_fields(self.library)
-        self.form, self.scale, self.skip_below = form, scale, skip_below
+        self.scale, self.skip_below = scale, skip_below
         self.has_bounds: bool | None = None  # None: not known yet
         self.tiles = _tiles(tuple(tiling), query.size(0))
         (batch, heads, queries, width), (kv_heads, keys) = query.shape, key.shape[1:3]
-        numbers = (len(self.tiles), batch, heads, kv_heads, queries, keys, width, value.size(-1), *form.function)
+        numbers = (len(self.tiles), batch, heads, kv_heads, queries, keys, width, value.size(-1), *self.form.function)
         self.call = call = Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=threads, softmax_scale=scale)
         self.inputs = call.q, call.k, call.v
         for to, x in zip(self.inputs, tensors, strict=True):
@@ -284,8 +277,9 @@ class _Kernel:
         if key.shape[:3] != value.shape[:3]:
             raise RuntimeError(f"the kernel takes as many values as keys, got {value.shape} and {key.shape}")
 
-    def put(self, given: dict[str, Tensor]) -> None:
+    def put(self, tensors: Sequence[Tensor]) -> None:
         """Takes these tensors besides query, key and value."""
+        given = _in_memory_order(dict(zip(self.names, tensors, strict=True)))
         call, form, self.given = self.call, self.form, given
         self.has_bounds = None
         for name in BOUNDS:
@@ -436,9 +430,8 @@ def _native(
     ``tiling`` and ``form`` the numbers of a `Tiling` and a `KernelLayout`; ``skip_below`` the fraction of a row's
     weight that may be skipped. If the form has a rotation, queries and keys are rotated by cos and sin in ``given``."""
     with compat.single_threaded() as threads:
-        inputs = _in_memory_order(dict(zip(names.split(), given, strict=True)))
         tensors = [_aligned(x) for x in (query, key, value)]
-        kernel = _Kernel(tensors, inputs, tiling, KernelLayout.unflat(form), scale, skip_below, threads)
+        kernel = _Kernel(tensors, given, (names, learned, tiling, form, scale, skip_below), threads)
         out, lse = kernel.forward(*tensors)
         return _cut(out, value.size(-1)), lse
 
@@ -496,9 +489,7 @@ def _native_backward(
     with compat.single_threaded() as threads:
         inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
         tensors = [_aligned(x) for x in (query, key, value)]
-        kernel = _Kernel(
-            tensors, _in_memory_order(inputs), tiling, KernelLayout.unflat(form), scale, skip_below, threads
-        )
+        kernel = _Kernel(tensors, given, (names, learned, tiling, form, scale, skip_below), threads)
         kernel.divide(wanted)
         out, dout, lse = _aligned(out).contiguous(), _aligned(dout).contiguous(), lse.contiguous()
         *of_tokens, found = kernel.backward(wanted, dout, dlse, tensors, out, lse)
@@ -571,19 +562,15 @@ class Prepared:
             self.strides = strides if is_whole else ()
             if not is_whole:
                 return None
-        names, _, tiling, form, scale, skip_below = self.rest
         try:
             made = self.free[is_backward].pop()
         except IndexError:
-            inputs = _in_memory_order(dict(zip(names.split(), given, strict=True)))
-            made = _Kernel(
-                tensors, inputs, tiling, KernelLayout.unflat(form), scale, skip_below, torch.get_num_threads()
-            )
+            made = _Kernel(tensors, given, self.rest, torch.get_num_threads())
             if is_backward:
                 made.divide(self.learned)
             return made
         if self.given is None:
-            made.put(_in_memory_order(dict(zip(names.split(), given, strict=True))))
+            made.put(given)
         return made
 
     def _give_back(self, is_backward: bool, kernel: _Kernel) -> None:

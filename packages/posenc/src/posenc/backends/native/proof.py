@@ -296,10 +296,6 @@ def _decaying_bias(case: KnownAnswerCase) -> TermOperands:
     return {"bias": line[..., None]}, {"bias": low}, NO_FUNCTION
 
 
-def _key_norms(case: KnownAnswerCase) -> Tensor:
-    return torch.linalg.vector_norm(case.tensors["key"], dim=-1)
-
-
 def _piecewise_linear(case: KnownAnswerCase) -> TermOperands:
     low, high = case.distance_range
     away = torch.arange(low, high + 1).neg().clamp(min=0).double() / 64
@@ -356,7 +352,7 @@ TERMS: Mapping[str, Callable[[KnownAnswerCase], TermOperands]] = {
     "two coordinates (all three)": _plane("plane", "by_row", "by_column"),
     "what is too faint (bias)": _decaying_bias,
     "what is too faint (bias, vectors)": _combine(
-        _decaying_bias, _tables("vectors"), shift=_shift, key_norms=_key_norms
+        _decaying_bias, _tables("vectors"), shift=_shift, key_norms=lambda case: case.tensors["key"].norm(dim=-1)
     ),
     "what is too faint (clocks)": _combine(
         _tables(), query_clock=_cumulative_bias("query"), key_clock=_cumulative_bias("key")
