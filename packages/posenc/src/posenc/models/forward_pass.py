@@ -133,11 +133,11 @@ class ForwardPass:
                 "positions must be those of all tokens, got a shard's: use posenc.distributed.sharded, and keep it "
                 "open while activation checkpointing recomputes layers"
             )
+        is_here = cache is None or self._exchange is not None
+        self.key_positions = positions if is_here or cache is None else cache._extended(positions)
+        self._pending_positions = self.key_positions  # those that the cache is to hold
         if self._exchange is not None:
             self.key_positions, self._pending_positions = self._exchange.begin(positions, cache)
-        else:
-            self.key_positions = positions if cache is None else cache._extended(positions)
-            self._pending_positions = self.key_positions  # those that the cache is to hold
         self._is_open = False
         self._added: set[int] = set()  # numbers of schemes whose vectors were added
         self._called: set[int] = set()  # and of those that have attended
