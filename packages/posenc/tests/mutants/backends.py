@@ -123,7 +123,7 @@ FOLDED = (
         "a vector added to the query is not folded",
         sdpa,
         "fold",
-        ("query = query + added_to_query(score_term, score_term.of_tokens, block).to(query.dtype)", "pass"),
+        ("query = query + added_to_query(term, term.of_tokens, block).to(query.dtype)", "pass"),
         at("transformer_xl", "text", "a mask", backend="sdpa"),
     ),
     Line(
@@ -142,7 +142,7 @@ TURNS = (
         "a vector is added to keys before they are turned",
         request,
         "_deferred",
-        ("if any(score_term.reads_vectors for score_term in encoding.score_terms):", "if False:"),
+        ("if any(term.reads_vectors for term in encoding.score_terms):", "if False:"),
         partial(test_deferred_rotation.check_turned_first, "a vector that is added to the key"),
     ),
     Mutant(

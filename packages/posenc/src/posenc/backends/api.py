@@ -196,7 +196,7 @@ def _bind_pairs(call: Call) -> None:
     from them. A term that must read data raises its errors when it runs."""
     call.check()
     few = call.part(slice(0, 1), slice(0, 1))  # a single pair is enough to check heads and widths
-    score_terms = [sliced(score_term, slice(0, 1), slice(0, 1)) for score_term in call.score_terms]
+    score_terms = [sliced(term, slice(0, 1), slice(0, 1)) for term in call.score_terms]
 
     def shape_of(x: Tensor) -> Tensor:
         return torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -204,12 +204,12 @@ def _bind_pairs(call: Call) -> None:
     with compat.without_numbers():
         query, key = shape_of(few.query), shape_of(few.key)
         # Without copies, torch would warn about the gradient of a view of a table.
-        score_terms = [score_term.mapped(lambda side, x: shape_of(x)) for score_term in score_terms]
+        score_terms = [term.mapped(lambda side, x: shape_of(x)) for term in score_terms]
     pair = replace(few, query=query, key=key).block()
     with warnings.catch_warnings():
         # PyTorch asks each tensor for its .grad here, and warns where an encoding has a copy of a parameter.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
-        for score_term in score_terms:
+        for term in score_terms:
             with suppress(RuntimeError):
-                if score_term.adds:
-                    added(score_term, pair)
+                if term.adds:
+                    added(term, pair)

@@ -62,25 +62,25 @@ def inputs(call: Call) -> str | None:
 
 def order(call: Call) -> str | None:
     """Why terms of supported kinds cannot be computed in this order, or so many of them."""
-    folds = [score_term for score_term in call.score_terms if isinstance(score_term, AddedVector)]
-    on_key = any(score_term.key is not None for score_term in folds)
-    changing = [n for n, score_term in enumerate(call.score_terms) if _changes(score_term)]
+    folds = [term for term in call.score_terms if isinstance(term, AddedVector)]
+    on_key = any(term.key is not None for term in folds)
+    changing = [n for n, term in enumerate(call.score_terms) if _changes(term)]
     if len(changing) > 1 or any(n not in (0, len(call.score_terms) - 1) for n in changing):
         return "a score term that is a function of the score is between other terms"
-    if on_key and any(score_term.query is not None for score_term in folds):
+    if on_key and any(term.query is not None for term in folds):
         return "vectors are added to both query and key, and their product is an unwanted cross term"
     if on_key and changing[:1] == [0] and len(call.score_terms) > 1:
         return "a score term needs the score before a vector is added to the key"
     if changing[:1] == [0] and folds:
         return "a score term needs the score before a vector is added to the query"
-    if sum(isinstance(score_term, CumulativeBias) for score_term in call.score_terms) > 1:
+    if sum(isinstance(term, CumulativeBias) for term in call.score_terms) > 1:
         return "there is more than one cumulative feature"
     return None
 
 
-def _changes(score_term: ScoreTerm) -> bool:
+def _changes(term: ScoreTerm) -> bool:
     """Whether it is a function of the score, and not a piecewise linear one of both coordinates."""
-    return isinstance(score_term, Function) and not score_term.reads_coordinates
+    return isinstance(term, Function) and not term.reads_coordinates
 
 
 def lines_known(call: Call) -> str | None:
@@ -97,25 +97,23 @@ LONG = "a term needs a table of all distances, whose range is too large"
 # -- of a term --------------------------------------------------------------------------------------------------------
 
 
-def _differs_between_queries(score_term: AddedVector, call: Call) -> bool:
-    query = score_term.of_tokens
+def _differs_between_queries(term: AddedVector, call: Call) -> bool:
+    query = term.of_tokens
     return query is not None and not (query.dim() == 4 and query.size(0) == query.size(2) == 1)
 
 
-def _differs_between_heads(score_term: AddedVector, call: Call) -> bool:
-    return score_term.key is not None and not one_or(score_term.key.size(1), call.key.size(1))
+def _differs_between_heads(term: AddedVector, call: Call) -> bool:
+    return term.key is not None and not one_or(term.key.size(1), call.key.size(1))
 
 
 NO_SEGMENTS = Unless(
     "a score term depends on segments", lambda term, call: term.distance is not None and term.distance.axis == "segment"
 )
 ONE_AXIS = Unless("a score term depends on several coordinates", lambda term, call: term.is_planar)
-HIDES = Unless("a score term masks keys", lambda score_term, call: score_term.masks)
+HIDES = Unless("a score term masks keys", lambda term, call: term.masks)
 SAME_FOR_QUERIES = Unless("a vector added to the query differs from token to token", _differs_between_queries)
 SAME_FOR_GROUPS = Unless("a vector added to the key differs from query head to query head", _differs_between_heads)
-BY_DISTANCE = Unless(
-    "a score term is a function of both coordinates", lambda score_term, call: score_term.reads_coordinates
-)
+BY_DISTANCE = Unless("a score term is a function of both coordinates", lambda term, call: term.reads_coordinates)
 NO_ROWS = never("a score term needs whole rows of scores")
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = {
@@ -200,7 +198,7 @@ FEW_ENTRIES = 2**14
 
 def refused_plane(call: Call) -> str | None:
     """Why the planar terms of a call cannot be tables; None if they can."""
-    score_terms = [score_term for score_term in call.score_terms if score_term.is_planar]
+    score_terms = [term for term in call.score_terms if term.is_planar]
     if not score_terms:
         return None
     for positions in (call.query_positions, call.key_positions):
@@ -211,7 +209,7 @@ def refused_plane(call: Call) -> str | None:
     if reached is None:
         return "a score term depends on several coordinates, whose bounds are unknown"
     entries, tokens = reached[1] - reached[0] + 1, call.query.size(2) + call.key.size(2)
-    is_plane = any(isinstance(score_term, Bias) for score_term in score_terms)
+    is_plane = any(isinstance(term, Bias) for term in score_terms)
     if (is_plane and entries**2 > max(FEW_ENTRIES, ENTRIES_OF_PLANE * tokens)) or entries > ENTRIES_PER_TOKEN * tokens:
         return "a term needs a table of all differences of two coordinates, whose range is too large"
     return None
@@ -223,7 +221,7 @@ def _reach_of_plane(call: Call, score_terms: Sequence[ScoreTerm]) -> tuple[int, 
     if bounds is None:
         return None
     low, high = map(int, bounds)
-    reaches = [score_term.distance.reach for score_term in score_terms if score_term.distance is not None]
+    reaches = [term.distance.reach for term in score_terms if term.distance is not None]
     if all(reach is not None for reach in reaches):
         most = max(side - 1 for reach in reaches for side in reach or ())
         low, high = max(low, -most), min(high, most)
@@ -238,18 +236,18 @@ def tables_of_plane(score_terms: Sequence[Bias | RelativeDot], call: Call) -> tu
     assert reached is not None
     r = torch.arange(reached[0], reached[1] + 1, device=call.query.device)
     found: dict[str, list[Tensor]] = {"plane": [], "by_row": [], "by_column": []}
-    for score_term in score_terms:
-        distance = score_term.distance
-        if isinstance(score_term, Bias) and distance.axis is None:
+    for term in score_terms:
+        distance = term.distance
+        if isinstance(term, Bias) and distance.axis is None:
             both = torch.stack(torch.meshgrid(r, r, indexing="ij"), -1)  # all pairs of differences
-            found["plane"].append(line_of(score_term.at, distance, call, both).expand(heads, -1, -1))
-        elif isinstance(score_term, Bias):
-            line = line_of(score_term.at, distance, call, r)
+            found["plane"].append(line_of(term.at, distance, call, both).expand(heads, -1, -1))
+        elif isinstance(term, Bias):
+            line = line_of(term.at, distance, call, r)
             line = line[:, :, None] if distance.axis == 0 else line[:, None]
             found["plane"].append(line.expand(heads, len(r), len(r)))
         else:
-            vectors = line_of(score_term.at, distance, call, r)
-            meeting = meets(score_term, call)
+            vectors = line_of(term.at, distance, call, r)
+            meeting = meets(term, call)
             check_width(vectors, meeting, distance.scheme)
             products = (meeting @ vectors.mT).expand(call.query.size(0), heads, -1, -1)
             found["by_row" if distance.axis == 0 else "by_column"].append(products.to(call.dtype))
@@ -293,10 +291,8 @@ class KernelLayout(NamedTuple):
 def is_of_positions(call: Call) -> bool:
     """Whether no query, key or feature is part of a call's operands, so that other layers have the same."""
     return not any(
-        score_term.is_planar
-        or score_term.feature is not None
-        or (isinstance(score_term, AddedVector) and score_term.key is not None)
-        for score_term in call.score_terms
+        term.is_planar or term.feature is not None or (isinstance(term, AddedVector) and term.key is not None)
+        for term in call.score_terms
     )
 
 
@@ -316,15 +312,9 @@ class KernelOperands:
     tails: tuple[str | None, ...] = ("constant",)  # those for which a table ends where they begin
 
     def __init__(self, call: Call) -> None:
-        planar = [
-            score_term
-            for score_term in call.score_terms
-            if score_term.is_planar and isinstance(score_term, (Bias, RelativeDot))
-        ]
+        planar = [term for term in call.score_terms if term.is_planar and isinstance(term, (Bias, RelativeDot))]
         if planar:
-            call = replace(
-                call, score_terms=tuple(score_term for score_term in call.score_terms if not score_term.is_planar)
-            )
+            call = replace(call, score_terms=tuple(term for term in call.score_terms if not term.is_planar))
         self.call = call
         self.reach = reach_of(call)
         self.key = call.key
@@ -351,11 +341,11 @@ class KernelOperands:
 
     def _biases_and_meetings(self) -> None:
         call, heads = self.call, self.call.query.size(1)
-        biases = [score_term for score_term in call.score_terms if isinstance(score_term, Bias)]
-        meetings = [score_term for score_term in call.score_terms if isinstance(score_term, RelativeDot)]
-        shifted = [score_term for score_term in meetings if score_term.shift is not None]  # these also add a bias
-        of_vectors = [score_term.distance for score_term in meetings]
-        of_lines = [score_term.distance for score_term in biases]
+        biases = [term for term in call.score_terms if isinstance(term, Bias)]
+        meetings = [term for term in call.score_terms if isinstance(term, RelativeDot)]
+        shifted = [term for term in meetings if term.shift is not None]  # these also add a bias
+        of_vectors = [term.distance for term in meetings]
+        of_lines = [term.distance for term in biases]
         if shifted:
             of_vectors = of_lines = [*of_vectors, *of_lines]
         lines: list[Tensor] = []
@@ -397,44 +387,44 @@ class KernelOperands:
             low, r = self._entries([term.distance for term in call.values])
             lines = [line_of(term.vectors, term.distance, call, r) for term in call.values]
             self._put("values", low, reduce(torch.add, lines))
-        for score_term in call.score_terms:
-            if isinstance(score_term, AddedVector):
-                self._fold(score_term)
-            elif isinstance(score_term, CumulativeBias):
-                self._clock(score_term)
-            elif isinstance(score_term, Function):
-                self._function(score_term)
+        for term in call.score_terms:
+            if isinstance(term, AddedVector):
+                self._fold(term)
+            elif isinstance(term, CumulativeBias):
+                self._clock(term)
+            elif isinstance(term, Function):
+                self._function(term)
 
-    def _fold(self, score_term: AddedVector) -> None:
-        if score_term.key is not None:
-            check_width(score_term.key, self.call.query, score_term.scheme)
-            self.key = self.key + score_term.key.to(self.call.dtype)
-        elif score_term.of_tokens is not None:
-            check_width(score_term.of_tokens, self.call.query, score_term.scheme)
-            u = self.call.of_heads(score_term.of_tokens[0, :, 0].to(self.call.dtype), score_term.scheme)
+    def _fold(self, term: AddedVector) -> None:
+        if term.key is not None:
+            check_width(term.key, self.call.query, term.scheme)
+            self.key = self.key + term.key.to(self.call.dtype)
+        elif term.of_tokens is not None:
+            check_width(term.of_tokens, self.call.query, term.scheme)
+            u = self.call.of_heads(term.of_tokens[0, :, 0].to(self.call.dtype), term.scheme)
             u = u.expand(self.call.query.size(1), -1)
             self.tensors["shift"] = self.tensors["shift"] + u if "shift" in self.tensors else u
 
-    def _clock(self, score_term: CumulativeBias) -> None:
+    def _clock(self, term: CumulativeBias) -> None:
         shape = *self.call.query.shape[:2], -1
         for side in ("query", "key"):
-            self.tensors[f"{side}_clock"] = self.call.feature(score_term.feature, side).expand(shape).double()
+            self.tensors[f"{side}_clock"] = self.call.feature(term.feature, side).expand(shape).double()
 
-    def _function(self, score_term: Function) -> None:
-        if score_term.broken is not None:
-            return self._broken(score_term.broken, score_term.scheme)
-        assert score_term.formula is not None
-        assert score_term.distance is not None
-        low, r = self._entries([score_term.distance])
-        (c,) = score_term.coefficients(r)
-        is_last = int(len(self.call.score_terms) > 1 and self.call.score_terms[-1] is score_term)
-        self._put("factor", low, self.call.of_heads(c.to(self.call.dtype), score_term.distance.scheme))
-        self.function = [FUNCTIONS[score_term.formula], is_last]
+    def _function(self, term: Function) -> None:
+        if term.broken is not None:
+            return self._broken(term.broken, term.scheme)
+        assert term.formula is not None
+        assert term.distance is not None
+        low, r = self._entries([term.distance])
+        (c,) = term.coefficients(r)
+        is_last = int(len(self.call.score_terms) > 1 and self.call.score_terms[-1] is term)
+        self._put("factor", low, self.call.of_heads(c.to(self.call.dtype), term.distance.scheme))
+        self.function = [FUNCTIONS[term.formula], is_last]
 
-    def _broken(self, score_term: BrokenLine, scheme: str) -> None:
+    def _broken(self, term: BrokenLine, scheme: str) -> None:
         low, r = self._entries([Distance(scheme)])
-        away, share = score_term.away(r), score_term.share(self.call.query_positions.scalar(scheme))
-        breaks, lines = score_term.lines()
+        away, share = term.away(r), term.share(self.call.query_positions.scalar(scheme))
+        breaks, lines = term.lines()
         # Entries decrease: those before the n-th end are beyond the n-th break.
         least = (breaks / share[..., None]).detach()
         ends = away.size(0) - torch.searchsorted(away.detach().flip(0), least, right=True)
@@ -569,9 +559,9 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     block, heads = replace(call, query=call.query.to(call.dtype)), call.query.size(1)
     groups = heads // call.key.size(1)
     query = block.query
-    for score_term in call.score_terms:
-        if isinstance(score_term, AddedVector) and score_term.of_tokens is not None:
-            query = query + added_to_query(score_term, score_term.of_tokens, block).to(query.dtype)
+    for term in call.score_terms:
+        if isinstance(term, AddedVector) and term.of_tokens is not None:
+            query = query + added_to_query(term, term.of_tokens, block).to(query.dtype)
     mine = block.key[:, :, None, own : own + query.size(2)]
     score = (query.unflatten(1, (-1, groups)) * mine).sum(-1).flatten(1, 2) * call.scale
     longest = torch.linalg.vector_norm(block.key, dim=-1, dtype=call.dtype)
@@ -579,15 +569,15 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     most = _blocks(query.norm(dim=-1) * call.scale, size)[..., None] * longest[..., None, :]
     if near.bias is not None and near.own is not None:
         most, score = most + near.bias, score + near.own
-    for score_term, vectors in zip(call.score_terms, near.vectors, strict=True):
-        if isinstance(score_term, RelativeDot):
-            at_most = meets(score_term, block).norm(dim=-1) * vectors
-            if score_term.side == "key":
+    for term, vectors in zip(call.score_terms, near.vectors, strict=True):
+        if isinstance(term, RelativeDot):
+            at_most = meets(term, block).norm(dim=-1) * vectors
+            if term.side == "key":
                 most, score = most + _blocks(at_most, size)[..., None, :], score - at_most.amax(-1, keepdim=True)
             else:
                 most, score = most + _blocks(at_most, size)[..., None], score - at_most
-        elif isinstance(score_term, CumulativeBias):
-            here, there = (block.feature(score_term.feature, side).expand(-1, heads, -1) for side in ("query", "key"))
+        elif isinstance(term, CumulativeBias):
+            here, there = (block.feature(term.feature, side).expand(-1, heads, -1) for side in ("query", "key"))
             most = most + (_blocks(here, size)[..., None] + _blocks(-there, size)[..., None, :]).to(most.dtype)
             score = score + (here - there[..., own : own + query.size(2)]).to(score.dtype)
     least = -_blocks(-score, size)[..., None]
@@ -627,7 +617,7 @@ def _near(call: Call, size: int, reach: tuple[int, int]) -> _Near:
 def own_keys(call: Call) -> int | None:
     """The index difference of a query's own key, if every query is known to attend to its own and all terms have known
     upper bounds; else None."""
-    fades = any(score_term.fades for score_term in call.score_terms)
+    fades = any(term.fades for term in call.score_terms)
     known = all(
         isinstance(p, CumulativeBias)
         or (isinstance(p, (Bias, RelativeDot)) and not p.masks and not p.is_planar)

@@ -143,7 +143,7 @@ class Call(Block):
         return replace(
             super().part(queries, keys),
             value=self.value[:, :, keys],
-            score_terms=tuple(sliced(score_term, queries, keys) for score_term in self.score_terms),
+            score_terms=tuple(sliced(term, queries, keys) for term in self.score_terms),
             attn_mask=mask,
             key_norms=None if self.key_norms is None else self.key_norms[:, :, keys],
             bands=tuple(RotatedBand(b.reach, b.query[:, :, queries], b.key[:, :, keys]) for b in self.bands),
@@ -159,10 +159,10 @@ def counted(positions: Positions, chunk: int | None) -> Shaped[Tensor, "rows tok
     return coords.div(chunk, rounding_mode="floor").long()
 
 
-def sliced(score_term: ScoreTerm, queries: slice, keys: slice) -> ScoreTerm:
+def sliced(term: ScoreTerm, queries: slice, keys: slice) -> ScoreTerm:
     """A term for some of the queries and keys: slices tensors that it has for each of them."""
     part = {"query": queries, "key": keys}
-    return score_term.mapped(lambda side, x: x if x.size(2) == 1 else x[:, :, part[side]])
+    return term.mapped(lambda side, x: x if x.size(2) == 1 else x[:, :, part[side]])
 
 
 Question: TypeAlias = Callable[[Call], str | None]
@@ -298,7 +298,7 @@ def in_sight(call: Call) -> Call:
     if not call.has_few_queries or torch.compiler.is_compiling() or call.layouts is None:
         return call
     both, see = (call.query_positions, call.key_positions), call.visibility
-    if sees_all(*both, see) or any(score_term.reads_rows for score_term in call.score_terms):
+    if sees_all(*both, see) or any(term.reads_rows for term in call.score_terms):
         return call
     found = list(tiles(*call.layouts, see, call.query.size(0)))
     first, last = min((t.first for t in found), default=0), max((t.last for t in found), default=0)

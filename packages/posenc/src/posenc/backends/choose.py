@@ -83,7 +83,7 @@ class CallFacts:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.has_few_queries = call.has_few_queries
-        self.has_plane = any(score_term.is_planar for score_term in call.score_terms)
+        self.has_plane = any(term.is_planar for term in call.score_terms)
         self.ahead: str | None = None  # why the kernel is faster without score terms
         self.pairs_per_tile: float | None = None
         self._known: dict[str, bool] = {}

@@ -52,7 +52,7 @@ def _spans(call: Call, starts: list[int], rows: int) -> list[tuple[int, int]]:
     """For each block of queries, the range of keys that any of them may attend to."""
     query, key = call.query_positions, call.key_positions
     keys = call.key.size(2)
-    if any(score_term.reads_rows for score_term in call.score_terms):  # a Row gets all keys
+    if any(term.reads_rows for term in call.score_terms):  # a Row gets all keys
         return [(0, keys)] * len(starts)
     if torch.compiler.is_compiling():
         runs = query.layout.run, key.layout.run

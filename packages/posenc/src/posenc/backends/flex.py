@@ -139,7 +139,7 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = {
     Function: (
         Unless(
             "a score term is a function of both coordinates, which FlexAttention does not support",
-            lambda score_term, call: score_term.reads_coordinates,
+            lambda term, call: term.reads_coordinates,
         ),
     ),
     Row: never("a score term needs whole rows of scores, but FlexAttention processes one score at a time"),
@@ -237,20 +237,16 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     if not torch.is_grad_enabled():  # on CPU it rejects leaves that require grad even under no_grad
         query, key, value = query.detach(), key.detach(), value.detach()
     operands = (query, key, value, function, blocks, call.scale, grouped, call.return_lse)
-    reads_pairs = call.attn_mask is not None or any(_reads_pairs(score_term) for score_term in left)
+    reads_pairs = call.attn_mask is not None or any(_reads_pairs(term) for term in left)
     out, lse = attend(operands, reads_pairs)
     return out[:, :, :queries, :width], lse
 
 
-def _reads_pairs(score_term: ScoreTerm) -> bool:
+def _reads_pairs(term: ScoreTerm) -> bool:
     """Whether the score_mod reads a number for each pair, rather than some for each query, key or head."""
-    has_linear_tail = (
-        isinstance(score_term, Bias) and score_term.distance.tail == "linear" and score_term.distance.past == 0
-    )
+    has_linear_tail = isinstance(term, Bias) and term.distance.tail == "linear" and term.distance.past == 0
     return not (
-        has_linear_tail
-        or isinstance(score_term, CumulativeBias)
-        or (isinstance(score_term, Function) and score_term.distance is None)
+        has_linear_tail or isinstance(term, CumulativeBias) or (isinstance(term, Function) and term.distance is None)
     )
 
 
@@ -259,28 +255,28 @@ def _reads_pairs(score_term: ScoreTerm) -> bool:
 
 def _functions(call: Call, score_terms: Sequence[ScoreTerm]) -> list[ScoreFunction] | str:
     # A term that reads only positions needs no cast of query and key.
-    block = call if all(score_term.is_content_free for score_term in score_terms) else call.block()
+    block = call if all(term.is_content_free for term in score_terms) else call.block()
     functions = []
-    for score_term in score_terms:
-        made = _of_positions(score_term, call) if score_term.is_content_free else function(score_term, block)
+    for term in score_terms:
+        made = _of_positions(term, call) if term.is_content_free else function(term, block)
         if isinstance(made, str):
             return made
         functions.append(made)
     return functions
 
 
-def _of_positions(score_term: ScoreTerm, call: Call) -> ScoreFunction | str:
+def _of_positions(term: ScoreTerm, call: Call) -> ScoreFunction | str:
     """The score_mod of a term that reads no queries and keys. With its tensors it is kept for other calls of the plan,
     which has the same terms, unless these have a gradient or are of every pair."""
     device = call.query.device
 
     def may_stay(made: ScoreFunction | str) -> bool:
-        is_dense = score_term.distance is None or score_term.distance.axis is None
+        is_dense = term.distance is None or term.distance.axis is None
         return not (is_dense or isinstance(made, str) or _at_first_pair([made], device).requires_grad)
 
-    place = next((n for n, each in enumerate(call.score_terms) if each is score_term), None)
+    place = next((n for n, each in enumerate(call.score_terms) if each is term), None)
     store = None if place is None else call.store
-    return cached(store, ("score", place), device, lambda: function(score_term, call), may_stay)
+    return cached(store, ("score", place), device, lambda: function(term, call), may_stay)
 
 
 def _score_function(call: Call, left: tuple[ScoreTerm, ...]) -> ScoreFunction | None:
@@ -453,7 +449,7 @@ def _padded(call: Call, queries: int, keys: int) -> Call:
         query_positions=_stretched(call.query_positions.expand(call.query.size(0)), queries),
         key_positions=_stretched(call.key_positions.expand(call.key.size(0)), keys),
         attn_mask=mask,
-        score_terms=tuple(score_term.mapped(longer) for score_term in call.score_terms),
+        score_terms=tuple(term.mapped(longer) for term in call.score_terms),
         query_features={name: _more(x, more_queries) for name, x in call.query_features.items()},
         key_features={name: _more(x, more_keys) for name, x in call.key_features.items()},
     )

@@ -28,8 +28,8 @@ def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
     query, key = block.query, block.key
     grouped = query.unflatten(1, (key.size(1), query.size(1) // key.size(1)))
     scores = torch.einsum("bgrid,bgjd->bgrij", grouped, key).flatten(1, 2) * call.scale
-    for score_term in call.score_terms:
-        scores = dense(score_term, scores, block, call.visibility, call.bool_attn_mask)
+    for term in call.score_terms:
+        scores = dense(term, scores, block, call.visibility, call.bool_attn_mask)
     return scores
 
 

@@ -245,7 +245,7 @@ def _deferred(encoding: Encoding, query: Tensor, key: Tensor) -> DeferredRotatio
     """
     if len(encoding.rotations) != 1 or encoding.banded is not None:
         return None
-    if any(score_term.reads_vectors for score_term in encoding.score_terms):
+    if any(term.reads_vectors for term in encoding.score_terms):
         return None
     (rotation,) = encoding.rotations
     if rotation.feature is not None:  # each layer has its own, and layers share a plan

@@ -36,7 +36,7 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = {
     Function: (
         Unless(
             "a score term is not additive, and the fused kernel only adds a mask",
-            lambda score_term, call: not score_term.adds,
+            lambda term, call: not term.adds,
         ),
     ),
     Row: never("a score term needs whole rows of scores, which the fused kernel does not provide"),
@@ -84,26 +84,26 @@ def _fold_terms(call: Call) -> tuple[Tensor, Tensor, tuple[ScoreTerm, ...]]:
     score_terms = call.score_terms
     others: list[ScoreTerm] = []
     if call.has_few_queries:
-        others = [score_term for score_term in score_terms if not _is_added_to_query(score_term)]
+        others = [term for term in score_terms if not _is_added_to_query(term)]
         score_terms = tuple(filter(_is_added_to_query, score_terms))
     if not score_terms:
         return call.query, call.key, tuple(others)
-    adds = call.query.device.type == "cpu" and any(isinstance(score_term, AddedVector) for score_term in score_terms)
+    adds = call.query.device.type == "cpu" and any(isinstance(term, AddedVector) for term in score_terms)
     query, key, left = fold(score_terms, call.block() if adds else call)
     return query, key, (*left, *others)
 
 
-def _is_added_to_query(score_term: ScoreTerm) -> bool:
-    return isinstance(score_term, AddedVector) and score_term.key is None
+def _is_added_to_query(term: ScoreTerm) -> bool:
+    return isinstance(term, AddedVector) and term.key is None
 
 
 def _bias(call: Call, left: tuple[ScoreTerm, ...]) -> Tensor | None:
     """The sum of the remaining terms and a float ``attn_mask``, (1 or B, 1 or H, M or 1, N), or None."""
     bias = call.attn_mask.to(call.dtype) if call.attn_mask is not None and _is_float(call.attn_mask) else None
-    for score_term in left:
+    for term in left:
         # Do not cast a whole cache for a term that does not read it.
-        term = added(score_term, call if score_term.is_content_free else call.block())
-        bias = term if bias is None else bias + term
+        more = added(term, call if term.is_content_free else call.block())
+        bias = more if bias is None else bias + more
     return bias
 
 
@@ -134,7 +134,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     else:
         mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
         # Without masking, no row is fully masked.
-        masks = any(not isinstance(score_term, Bias) or score_term.masks for score_term in left)
+        masks = any(not isinstance(term, Bias) or term.masks for term in left)
         finite = visible is None and call.attn_mask is None and not masks
         blind = None if finite else (mask == -torch.inf).all(-1, keepdim=True)
     blind = if_any(blind)

@@ -127,7 +127,7 @@ class _InTurn:
         mine = cache._own_tokens()
         new = mine[mine >= start] - start
         key, value, _ = cache.append(call.layer, call.key[:, :, new], call.value[:, :, new])
-        if any(score_term.reads_rows for score_term in encoding.score_terms) or gives_weights(encoding.score_terms):
+        if any(term.reads_rows for term in encoding.score_terms) or gives_weights(encoding.score_terms):
             every = step.pairs(call.layer, cache._after)
             return replace(call, key=cache._of_all(key), value=cache._of_all(value)).attend(every)
         features = {name: x.index_select(2, mine) for name, x in call.key_features.items()}

@@ -21,7 +21,7 @@ METHODS: tuple[str, ...] = get_args(Method)
 def refusals(encoding: Encoding, sharding: Sharding, kv_heads: int, dropout_p: float = 0.0) -> dict[str, str]:
     """The methods that cannot run a call, and why."""
     refusals_by_method = {}
-    if any(score_term.reads_rows for score_term in encoding.score_terms) or gives_weights(encoding.score_terms):
+    if any(term.reads_rows for term in encoding.score_terms) or gives_weights(encoding.score_terms):
         refusals_by_method["ring"] = "a score term needs whole rows of scores"
     elif dropout_p:
         refusals_by_method["ring"] = "with dropout, blocks that are computed twice would be dropped differently"

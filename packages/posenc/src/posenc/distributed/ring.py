@@ -66,7 +66,7 @@ def _reaches(call: LayerCall, encoding: Encoding, visibility: Visibility, shardi
     skip_below = skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below
     # What a row holds at least is the score of the query's own key, so every query must see its own.
     sees_itself = call.attn_mask is None and visibility.furthest == 0 and not isinstance(call.window, Chunk)
-    fades = any(score_term.fades for score_term in score_terms) and not encoding.rotations
+    fades = any(term.fades for term in score_terms) and not encoding.rotations
     pays = sharding.world > 1 and tokens >= MIN_TOKENS_FOR_HORIZONS and skip_below > 0
     nothing = torch.arange(1, device=call.query.device)
     if not (pays and sees_itself and fades and _rises(sharding.whole.layout)):

@@ -96,14 +96,14 @@ class Encoding:
         brought = [rotation.scale for rotation in self.rotations if rotation.scale is not None]
         if len(brought) > 1 or (brought and self._scale not in (None, brought[0])):
             raise ValueError(several_scales(brought if len(brought) > 1 else [self._scale, *brought]))
-        if banded and any(score_term.reads_rows for score_term in self.score_terms):
+        if banded and any(term.reads_rows for term in self.score_terms):
             raise ValueError(
                 "a score term that needs whole rows of scores cannot be composed with a scheme that rotates distant "
                 "pairs differently"
             )
         check_sequence(self.score_terms)
         if any(rotation.for_each_other for rotation in self.rotations) and any(
-            score_term.reads_vectors for score_term in self.score_terms
+            term.reads_vectors for term in self.score_terms
         ):
             raise ValueError(
                 "a score term that reads queries or keys separately cannot be composed with a rotation relative to the "
@@ -366,7 +366,7 @@ class Encoding:
 
     def _tensors(self) -> list[Tensor]:
         """The tensors of its rotations and terms, and those that their functions close over."""
-        of_score_terms = tuple(score_term.tensors for score_term in self.score_terms)
+        of_score_terms = tuple(term.tensors for term in self.score_terms)
         return [
             *tensors_of((self.rotations, of_score_terms)),
             *closed_over((*self.rotations, *self.score_terms, *self.values)),

@@ -342,7 +342,7 @@ def _check_tail(distance: Distance) -> None:
 
 def check_sequence(score_terms: tuple[ScoreTerm, ...]) -> None:
     """ValueError for terms in an order that gives wrong scores."""
-    hiding = next((n for n, score_term in enumerate(score_terms) if score_term.masks), None)
+    hiding = next((n for n, term in enumerate(score_terms) if term.masks), None)
     if hiding is not None and any(not p.adds and not p.reads_rows for p in score_terms[hiding:]):
         raise ValueError(
             "a function of the score comes after a bias that masks keys with -inf, which it would map to a finite "
@@ -357,7 +357,7 @@ def check_sequence(score_terms: tuple[ScoreTerm, ...]) -> None:
 
 def gives_weights(score_terms: tuple[ScoreTerm, ...]) -> bool:
     """Whether the final scores are logarithms of weights, which must not be normalized."""
-    return any(score_term.gives_weights for score_term in score_terms)
+    return any(term.gives_weights for term in score_terms)
 
 
 # -- how far keys count -----------------------------------------------------------------------------------------------
@@ -388,8 +388,8 @@ def differences(
     """
     spread = torch.as_tensor(2 * scale * query_norm * key_norm, dtype=torch.float64)
     bias = torch.zeros(1, len(r), dtype=torch.float64)
-    for score_term in score_terms:
-        limits = score_term.limits(r, query_norm, key_norm, scale)
+    for term in score_terms:
+        limits = term.limits(r, query_norm, key_norm, scale)
         if limits is None:
             return None
         bias, spread = bias + limits[0], spread + limits[1]

@@ -42,15 +42,15 @@ PAIRWISE_QUERIES = 16  # queries of which exponentials are taken pair by pair
 
 
 def dense(
-    score_term: ScoreTerm, score: Tensor, block: Block, visibility: Visibility, seen: Bool[Tensor, "..."] | None
+    term: ScoreTerm, score: Tensor, block: Block, visibility: Visibility, seen: Bool[Tensor, "..."] | None
 ) -> Tensor:
     """The scores (batch, heads, queries, keys) of a block after one term. ``seen`` is an attention mask or None."""
-    return _form_of(score_term).dense(score_term, score, block, visibility, seen)
+    return _form_of(term).dense(term, score, block, visibility, seen)
 
 
-def added(score_term: ScoreTerm, block: Block) -> Tensor:
+def added(term: ScoreTerm, block: Block) -> Tensor:
     """The term of an additive term for each pair, (1 or batch, 1 or heads, queries or 1, keys)."""
-    return _form_of(score_term).added(score_term, block)
+    return _form_of(term).added(term, block)
 
 
 def _rotated_products(base: float, meeting: Tensor, r: Tensor) -> Tensor:
@@ -72,18 +72,18 @@ def _near_sinusoids(width: int, base: float, dtype: torch.dtype, device: torch.d
     return torch.cat((angle.sin(), angle.cos()), -1).to(dtype=dtype, device=device)
 
 
-def meets(score_term: RelativeDot, block: Block) -> Float[Tensor, "batch heads tokens width"]:
+def meets(term: RelativeDot, block: Block) -> Float[Tensor, "batch heads tokens width"]:
     """The rows to multiply with the vectors, scaled and shifted, one for each query head, in the scores' dtype."""
-    if score_term.feature is not None:
-        feature = block.feature(score_term.feature, "query")
+    if term.feature is not None:
+        feature = block.feature(term.feature, "query")
         return feature.expand(-1, block.query.size(1), -1, -1).to(block.dtype)
-    x = block.query if score_term.side == "query" else block.key
+    x = block.query if term.side == "query" else block.key
     x = x.to(block.dtype) * block.scale
     if x.size(1) != block.query.size(1):
         x = x.repeat_interleave(block.query.size(1) // x.size(1), 1)
-    if score_term.shift is None:
+    if term.shift is None:
         return x
-    return x + block.of_heads(score_term.shift.to(x.dtype), score_term.distance.scheme)[:, None] * block.scale
+    return x + block.of_heads(term.shift.to(x.dtype), term.distance.scheme)[:, None] * block.scale
 
 
 def check_width(vectors: Tensor, meeting: Tensor, scheme: str) -> None:
@@ -94,10 +94,10 @@ def check_width(vectors: Tensor, meeting: Tensor, scheme: str) -> None:
         )
 
 
-def added_to_query(score_term: AddedVector, query: Tensor, block: Block) -> Tensor:
+def added_to_query(term: AddedVector, query: Tensor, block: Block) -> Tensor:
     """Of ``query``, the vectors that a term adds to queries, those of the block's heads."""
-    u = block.of_heads(query[0], score_term.scheme)[None] if query.size(0) == 1 else query
-    check_width(u, block.key, score_term.scheme)
+    u = block.of_heads(query[0], term.scheme)[None] if query.size(0) == 1 else query
+    check_width(u, block.key, term.scheme)
     return u
 
 
@@ -117,9 +117,9 @@ def bucket(term: Value, block: Block) -> tuple[Tensor, Tensor]:
 # -- for one score, in a kernel ---------------------------------------------------------------------------------------
 
 
-def function(score_term: ScoreTerm, block: Block) -> ScoreFunction | str:
+def function(term: ScoreTerm, block: Block) -> ScoreFunction | str:
     """The term as a FlexAttention score_mod, or the reason why there is none."""
-    return _form_of(score_term).function(score_term, block)
+    return _form_of(term).function(term, block)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,13 +142,13 @@ def _line_of(distance: Distance, block: Block) -> _Line | str:
     return _Line(distance.clamped(table.entries), lambda b, i, j: index(r(b, i, j)))
 
 
-def _straight(score_term: Bias, block: Block) -> ScoreFunction:
+def _straight(term: Bias, block: Block) -> ScoreFunction:
     """A bias with a linear tail: a table of near distances, and beyond it two slopes per head, which a kernel reads
     once for all pairs of a head."""
-    past, masks = score_term.distance.past, score_term.masks
-    x, y = along(score_term.distance, block)
-    r = of_pair(score_term.distance, block, x, y)
-    line = block.of_heads(score_term.at(torch.arange(-past - 1, past + 2, device=x.device)), score_term.distance.scheme)
+    past, masks = term.distance.past, term.masks
+    x, y = along(term.distance, block)
+    r = of_pair(term.distance, block, x, y)
+    line = block.of_heads(term.at(torch.arange(-past - 1, past + 2, device=x.device)), term.distance.scheme)
     line = line.to(block.dtype).expand(block.query.size(1), -1).contiguous()
     left, right = line[:, 1] - line[:, 0], line[:, -1] - line[:, -2]
 
@@ -174,45 +174,41 @@ def _straight(score_term: Bias, block: Block) -> ScoreFunction:
 class Form:
     """What backends run of one kind of term. A kind that only adds needs `added`, any other `dense`."""
 
-    def dense(
-        self, score_term: Any, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None
-    ) -> Tensor:
+    def dense(self, term: Any, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None) -> Tensor:
         """See `forms.dense`."""
-        return score + self.added(score_term, block)
+        return score + self.added(term, block)
 
-    def added(self, score_term: Any, block: Block) -> Tensor:
+    def added(self, term: Any, block: Block) -> Tensor:
         """See `forms.added`."""
-        raise NotImplementedError(f"{type(score_term).__name__} does not add to the score")
+        raise NotImplementedError(f"{type(term).__name__} does not add to the score")
 
-    def function(self, score_term: Any, block: Block) -> ScoreFunction | str:
+    def function(self, term: Any, block: Block) -> ScoreFunction | str:
         """See `forms.function`."""
-        return f"this {type(score_term).__name__} has no form for a single score"
+        return f"this {type(term).__name__} has no form for a single score"
 
 
 class _OfBias(Form):
-    def added(self, score_term: Bias, block: Block) -> Tensor:
-        distance = score_term.distance
+    def added(self, term: Bias, block: Block) -> Tensor:
+        distance = term.distance
         x, y = along(distance, block)
         table = table_of(distance, block, x, y) if distance.integral else None
         r = distance.clamped(apart(x, y) if table is None else table.entries)
-        bias = block.of_heads(score_term.at(r).to(block.dtype), distance.scheme)
+        bias = block.of_heads(term.at(r).to(block.dtype), distance.scheme)
         return (bias if table is None else bias[:, table.of_pairs(x, y)]).movedim(0, 1)
 
-    def function(self, score_term: Bias, block: Block) -> ScoreFunction | str:
-        distance, heads = score_term.distance, block.query.size(1)
+    def function(self, term: Bias, block: Block) -> ScoreFunction | str:
+        distance, heads = term.distance, block.query.size(1)
         if distance.axis is None:
-            laid = self.added(score_term, block).expand(-1, heads, -1, -1).contiguous()
+            laid = self.added(term, block).expand(-1, heads, -1, -1).contiguous()
             rows = laid.size(0)
             return lambda s, b, h, i, j: s + laid[b if rows > 1 else 0, h, i, j]
         if distance.tail == "linear":
-            return _straight(score_term, block)
+            return _straight(term, block)
         line = _line_of(distance, block)
         if isinstance(line, str):
             return line
         index = line.index
-        bias = (
-            block.of_heads(score_term.at(line.entries).to(block.dtype), distance.scheme).expand(heads, -1).contiguous()
-        )
+        bias = block.of_heads(term.at(line.entries).to(block.dtype), distance.scheme).expand(heads, -1).contiguous()
         if bias.requires_grad and distance.tail == "constant":
             # Far pairs share an entry, to which a GPU would add their gradients one after the other.
             copies = bias[..., None].expand(-1, -1, LANES).contiguous()
@@ -221,91 +217,89 @@ class _OfBias(Form):
 
 
 class _OfRelativeDot(Form):
-    def added(self, score_term: RelativeDot, block: Block) -> Tensor:
-        distance = score_term.distance
+    def added(self, term: RelativeDot, block: Block) -> Tensor:
+        distance = term.distance
         x, y = along(distance, block)
-        meeting = meets(score_term, block)
+        meeting = meets(term, block)
         table = table_of(distance, block, x, y)
         if table is None:
-            vectors = block.of_heads(score_term.at(distance.clamped(apart(x, y))), distance.scheme)
+            vectors = block.of_heads(term.at(distance.clamped(apart(x, y))), distance.scheme)
             check_width(vectors, meeting, distance.scheme)
-            term = "bhid,hbijd->bhij" if score_term.side == "query" else "bhjd,hbijd->bhij"
+            equation = "bhid,hbijd->bhij" if term.side == "query" else "bhjd,hbijd->bhij"
             vectors = vectors.expand(meeting.size(1), meeting.size(0), *vectors.shape[2:])
-            return torch.einsum(term, meeting, vectors.to(meeting.dtype))
+            return torch.einsum(equation, meeting, vectors.to(meeting.dtype))
         r = distance.clamped(table.entries)
-        if score_term.through is not None and compat.is_known(meeting.size(2) < meeting.size(3)):
+        if term.through is not None and compat.is_known(meeting.size(2) < meeting.size(3)):
             # As in decoding: W is cheaper on the queries than on the vectors.
-            through = block.of_heads(score_term.through, distance.scheme).to(meeting.dtype)
+            through = block.of_heads(term.through, distance.scheme).to(meeting.dtype)
             check_width(through.mT, meeting, distance.scheme)
             meeting = meeting @ through
-            if score_term.base is not None and table.index is None and distance.reach is None:
-                products = _rotated_products(score_term.base, meeting, r)
+            if term.base is not None and table.index is None and distance.reach is None:
+                products = _rotated_products(term.base, meeting, r)
                 return products.gather(-1, table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1))
-            vectors = block.of_heads(score_term.vectors(r), distance.scheme)
+            vectors = block.of_heads(term.vectors(r), distance.scheme)
         else:
-            vectors = block.of_heads(score_term.at(r), distance.scheme)
+            vectors = block.of_heads(term.at(r), distance.scheme)
             check_width(vectors, meeting, distance.scheme)
         shared = vectors[0] if vectors.size(0) == 1 else vectors  # a single product for all heads
         products = meeting @ shared.to(meeting.dtype).mT
         index = table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1)
-        return products.gather(-1, index) if score_term.side == "query" else products.gather(-1, index.mT).mT
+        return products.gather(-1, index) if term.side == "query" else products.gather(-1, index.mT).mT
 
-    def function(self, score_term: RelativeDot, block: Block) -> ScoreFunction | str:
-        line = _line_of(score_term.distance, block)
+    def function(self, term: RelativeDot, block: Block) -> ScoreFunction | str:
+        line = _line_of(term.distance, block)
         if isinstance(line, str):
             return line
-        index, scheme = line.index, score_term.distance.scheme
-        meeting, vectors = meets(score_term, block), block.of_heads(score_term.at(line.entries), scheme)
+        index, scheme = line.index, term.distance.scheme
+        meeting, vectors = meets(term, block), block.of_heads(term.at(line.entries), scheme)
         check_width(vectors, meeting, scheme)
         products = meeting @ vectors.to(meeting.dtype).mT
-        if score_term.side == "key":
+        if term.side == "key":
             return lambda s, b, h, i, j: s + products[b, h, j, index(b, i, j)]
         return lambda s, b, h, i, j: s + products[b, h, i, index(b, i, j)]
 
 
 class _OfAddedVector(Form):
-    def added(self, score_term: AddedVector, block: Block) -> Tensor:
+    def added(self, term: AddedVector, block: Block) -> Tensor:
         grouped = block.query.size(1) // block.key.size(1)
-        term: Tensor | None = None
-        if score_term.of_tokens is not None:
-            u = added_to_query(score_term, score_term.of_tokens, block).to(block.dtype)
+        product: Tensor | None = None
+        if term.of_tokens is not None:
+            u = added_to_query(term, term.of_tokens, block).to(block.dtype)
             u = u.expand(-1, block.query.size(1), -1, -1).unflatten(1, (-1, grouped))
             key = block.key.to(block.dtype)
-            term = torch.einsum("bguid,bgjd->bguij", u.expand(key.size(0), *u.shape[1:]), key).flatten(1, 2)
-        if score_term.key is not None:
-            check_width(score_term.key, block.query, score_term.scheme)
-            w = score_term.key.to(block.dtype).expand(block.query.size(0), -1, -1, -1)
+            product = torch.einsum("bguid,bgjd->bguij", u.expand(key.size(0), *u.shape[1:]), key).flatten(1, 2)
+        if term.key is not None:
+            check_width(term.key, block.query, term.scheme)
+            w = term.key.to(block.dtype).expand(block.query.size(0), -1, -1, -1)
             of_key = block.query.to(block.dtype) @ w.expand(-1, block.query.size(1), -1, -1).mT
-            term = of_key if term is None else term + of_key
-        assert term is not None
-        return term * block.scale
+            product = of_key if product is None else product + of_key
+        assert product is not None
+        return product * block.scale
 
-    def function(self, score_term: AddedVector, block: Block) -> ScoreFunction | str:
-        term = self.added(score_term, block).expand(-1, block.query.size(1), block.query.size(2), -1)
-        return lambda s, b, h, i, j: s + term[b, h, i, j]
+    def function(self, term: AddedVector, block: Block) -> ScoreFunction | str:
+        product = self.added(term, block).expand(-1, block.query.size(1), block.query.size(2), -1)
+        return lambda s, b, h, i, j: s + product[b, h, i, j]
 
 
 class _OfCumulativeBias(Form):
-    def added(self, score_term: CumulativeBias, block: Block) -> Tensor:
-        of_query, of_key = block.feature(score_term.feature, "query"), block.feature(score_term.feature, "key")
+    def added(self, term: CumulativeBias, block: Block) -> Tensor:
+        of_query, of_key = block.feature(term.feature, "query"), block.feature(term.feature, "key")
         return (of_query[..., :, None] - of_key[..., None, :]).to(block.dtype)  # the sums may be float64
 
-    def function(self, score_term: CumulativeBias, block: Block) -> ScoreFunction | str:
+    def function(self, term: CumulativeBias, block: Block) -> ScoreFunction | str:
         of_query, of_key = (
-            block.feature(score_term.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key")
+            block.feature(term.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key")
         )
         return lambda s, b, h, i, j: s + (of_query[b, h, i] - of_key[b, h, j]).to(s.dtype)
 
 
 class _OfChannelDecay(Form):
-    def added(self, score_term: ChannelDecay, block: Block) -> Tensor:
+    def added(self, term: ChannelDecay, block: Block) -> Tensor:
         heads = block.query.size(1)
         q = block.query.to(block.dtype) * block.scale
         k = block.key.to(block.dtype).repeat_interleave(heads // block.key.size(1), 1)
-        of_query, of_key = (
-            block.feature(score_term.feature, side).expand(-1, heads, -1, -1) for side in ("query", "key")
-        )
-        check_width(of_query, q, score_term.scheme)
+        of_query, of_key = (block.feature(term.feature, side).expand(-1, heads, -1, -1) for side in ("query", "key"))
+        check_width(of_query, q, term.scheme)
         layouts = block.query_positions.layout.by_order(), block.key_positions.layout.by_order()
         if torch.compiler.is_compiling() or any(layout.rows is None for layout in layouts):
             seen = visible(block.query_positions, block.key_positions, Visibility(is_causal=True))
@@ -351,48 +345,44 @@ def _decay_product(q: Tensor, k: Tensor, of_query: Tensor, of_key: Tensor, seen:
 
 
 class _OfFunction(Form):
-    def dense(
-        self, score_term: Function, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None
-    ) -> Tensor:
-        if score_term.distance is not None:
-            r, scheme = apart(*along(score_term.distance, block)), score_term.distance.scheme
-            coefficients = score_term.coefficients(score_term.distance.clamped(r))
+    def dense(self, term: Function, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None) -> Tensor:
+        if term.distance is not None:
+            r, scheme = apart(*along(term.distance, block)), term.distance.scheme
+            coefficients = term.coefficients(term.distance.clamped(r))
         else:
-            x, y, scheme = block.query_positions.coords, block.key_positions.coords, score_term.scheme
-            check_heads(score_term.num_heads, scheme, block)
-            coefficients = score_term.coefficients(x[:, :, None], y[:, None])
-        return score_term.apply(score, *(block.of_heads(c, scheme).movedim(0, 1).to(score.dtype) for c in coefficients))
+            x, y, scheme = block.query_positions.coords, block.key_positions.coords, term.scheme
+            check_heads(term.num_heads, scheme, block)
+            coefficients = term.coefficients(x[:, :, None], y[:, None])
+        return term.apply(score, *(block.of_heads(c, scheme).movedim(0, 1).to(score.dtype) for c in coefficients))
 
-    def added(self, score_term: Function, block: Block) -> Tensor:
-        assert score_term.adds
+    def added(self, term: Function, block: Block) -> Tensor:
+        assert term.adds
         return self.dense(
-            score_term, torch.zeros((), dtype=block.dtype, device=block.query.device), block, Visibility(), None
+            term, torch.zeros((), dtype=block.dtype, device=block.query.device), block, Visibility(), None
         )
 
-    def function(self, score_term: Function, block: Block) -> ScoreFunction | str:
-        if score_term.reads_coordinates:
-            return super().function(score_term, block)
-        if score_term.distance is None:
-            return lambda s, b, h, i, j: score_term.apply(s)
-        line = _line_of(score_term.distance, block)
+    def function(self, term: Function, block: Block) -> ScoreFunction | str:
+        if term.reads_coordinates:
+            return super().function(term, block)
+        if term.distance is None:
+            return lambda s, b, h, i, j: term.apply(s)
+        line = _line_of(term.distance, block)
         if isinstance(line, str):
             return line
-        index, scheme, heads = line.index, score_term.distance.scheme, block.query.size(1)
+        index, scheme, heads = line.index, term.distance.scheme, block.query.size(1)
         lines = [
             block.of_heads(c, scheme).to(block.dtype).expand(heads, -1).contiguous()
-            for c in score_term.coefficients(line.entries)
+            for c in term.coefficients(line.entries)
         ]
-        return lambda s, b, h, i, j: score_term.apply(s, *(c[h, index(b, i, j)] for c in lines))
+        return lambda s, b, h, i, j: term.apply(s, *(c[h, index(b, i, j)] for c in lines))
 
 
 class _OfRow(Form):
-    def dense(
-        self, score_term: Row, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None
-    ) -> Tensor:
+    def dense(self, term: Row, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None) -> Tensor:
         visible_here = visible(block.query_positions, block.key_positions, visibility)
         both = [s for s in (None if visible_here is None else visible_here[:, None], seen) if s is not None]
         mask = reduce(operator.and_, both) if both else None
-        return score_term.apply(score, mask, block.query, block.key, block.query_positions, block.key_positions)
+        return term.apply(score, mask, block.query, block.key, block.query_positions, block.key_positions)
 
 
 FORMS: dict[type[ScoreTerm], Form] = {
@@ -406,10 +396,10 @@ FORMS: dict[type[ScoreTerm], Form] = {
 }
 
 
-def _form_of(score_term: ScoreTerm) -> Form:
-    form = FORMS.get(type(score_term))
+def _form_of(term: ScoreTerm) -> Form:
+    form = FORMS.get(type(term))
     if form is None:
-        raise ValueError(f"a term must be of a kind that has a form, got {type(score_term).__name__}: add it to FORMS")
+        raise ValueError(f"a term must be of a kind that has a form, got {type(term).__name__}: add it to FORMS")
     return form
 
 
@@ -424,35 +414,35 @@ def fold(score_terms: Sequence[ScoreTerm], block: Block) -> tuple[Tensor, Tensor
     one for each position along the axis: one-hot in the key, and in the query its score for a key at that position.
     Nothing is folded if a term does more than add."""
     query, key = block.query, block.key
-    if not all(score_term.adds for score_term in score_terms):
+    if not all(term.adds for term in score_terms):
         return query, key, tuple(score_terms)
     left, channels = [], []
-    both = [score_term for score_term in score_terms if isinstance(score_term, AddedVector)]
-    on_query = any(score_term.query is not None for score_term in both)
-    for score_term in score_terms:
-        if isinstance(score_term, AddedVector) and score_term.key is None:
-            assert score_term.of_tokens is not None
-            query = query + added_to_query(score_term, score_term.of_tokens, block).to(query.dtype)
-        elif isinstance(score_term, AddedVector) and not on_query:
-            assert score_term.key is not None
-            check_width(score_term.key, query, score_term.scheme)
-            key = key + score_term.key.to(key.dtype)
-        elif isinstance(score_term, RelativeDot) and (places := _places(score_term, block)) is not None:
-            channels.append((score_term, *places))
+    both = [term for term in score_terms if isinstance(term, AddedVector)]
+    on_query = any(term.query is not None for term in both)
+    for term in score_terms:
+        if isinstance(term, AddedVector) and term.key is None:
+            assert term.of_tokens is not None
+            query = query + added_to_query(term, term.of_tokens, block).to(query.dtype)
+        elif isinstance(term, AddedVector) and not on_query:
+            assert term.key is not None
+            check_width(term.key, query, term.scheme)
+            key = key + term.key.to(key.dtype)
+        elif isinstance(term, RelativeDot) and (places := _places(term, block)) is not None:
+            channels.append((term, *places))
         else:
-            left.append(score_term)
-    for score_term, low, count in channels:
-        more, where = _channels(score_term, block, low, count)
+            left.append(term)
+    for term, low, count in channels:
+        more, where = _channels(term, block, low, count)
         query = torch.cat((query, more.to(query.dtype)), -1)
         key = torch.cat((key, where.to(key.dtype).expand(*key.shape[:3], -1)), -1)
     return query, key, tuple(left)
 
 
-def _places(score_term: RelativeDot, block: Block) -> tuple[int, int] | None:
+def _places(term: RelativeDot, block: Block) -> tuple[int, int] | None:
     """The first coordinate and their number, if keys have few positions along one of several axes; else None."""
-    distance = score_term.distance
+    distance = term.distance
     several = block.key_positions.coords.dim() == 3 and distance.axis is not None and distance.reach is not None
-    if score_term.side == "key" or score_term.feature is not None or not several or block.query.dtype == torch.float16:
+    if term.side == "key" or term.feature is not None or not several or block.query.dtype == torch.float16:
         return None
     if block.scale == 0:  # all channels of the query would be 0
         return None
@@ -463,16 +453,16 @@ def _places(score_term: RelativeDot, block: Block) -> tuple[int, int] | None:
     return 0, period  # positions modulo the period, within which distances from a query are distinct
 
 
-def _channels(score_term: RelativeDot, block: Block, low: int, count: int) -> tuple[Tensor, Tensor]:
-    distance = score_term.distance
+def _channels(term: RelativeDot, block: Block, low: int, count: int) -> tuple[Tensor, Tensor]:
+    distance = term.distance
     assert distance.reach is not None
     check(distance, block)
     x, y = (coordinates(distance, p)[:, None] for p in (block.query_positions, block.key_positions))
     reach = distance.reach[0]
     period = 2 * reach - 1
     entries = torch.arange(1 - reach, reach, device=x.device)
-    meeting = meets(score_term, block) / block.scale
-    vectors = block.of_heads(score_term.at(entries), distance.scheme)
+    meeting = meets(term, block) / block.scale
+    vectors = block.of_heads(term.at(entries), distance.scheme)
     check_width(vectors, meeting, distance.scheme)
     products = meeting @ vectors.to(meeting.dtype).mT
     place = torch.arange(count, device=x.device) + low

@@ -22,7 +22,7 @@ from posenc.encoding.terms import Bias, Function, RelativeDot, Term, Value
 
 def _of_score(reason: str, holds: Callable[[Function, Call], bool]) -> Unless:
     """A condition on functions that are not piecewise linear ones of both coordinates."""
-    return Unless(reason, lambda score_term, call: score_term.broken is None and holds(score_term, call))
+    return Unless(reason, lambda term, call: term.broken is None and holds(term, call))
 
 
 BESIDE = "a score term that is neither a bias nor a product with the query depends on several coordinates"
@@ -31,17 +31,15 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = blockwise.KINDS | {
     Bias: (),  # biases of -inf and planes too
     RelativeDot: (
         blockwise.NO_SEGMENTS,
-        Unless(BESIDE, lambda score_term, call: score_term.is_planar and score_term.side == "key"),
-        Unless(
-            "a vector depends on several coordinates at once", lambda score_term, call: score_term.distance.axis is None
-        ),
+        Unless(BESIDE, lambda term, call: term.is_planar and term.side == "key"),
+        Unless("a vector depends on several coordinates at once", lambda term, call: term.distance.axis is None),
     ),
     Function: (
-        Unless(BESIDE, lambda score_term, call: score_term.is_planar),
+        Unless(BESIDE, lambda term, call: term.is_planar),
         _of_score(*blockwise.BY_DISTANCE),
         _of_score(
             "a score term is a function of the score that the kernel does not support",
-            lambda score_term, call: score_term.formula not in FUNCTIONS or score_term.distance is None,
+            lambda term, call: term.formula not in FUNCTIONS or term.distance is None,
         ),
     ),
     Value: (Unless("vectors of the output depend on several coordinates", lambda term, call: term.is_planar),),
@@ -54,12 +52,10 @@ def _device(call: Call) -> str | None:
 
 def _functions(call: Call) -> str | None:
     """Why functions of this call cannot be combined, with one another or with planar terms."""
-    functions = [score_term for score_term in call.score_terms if isinstance(score_term, Function)]
-    if sum(score_term.broken is not None for score_term in functions) > 1:
+    functions = [term for term in call.score_terms if isinstance(term, Function)]
+    if sum(term.broken is not None for term in functions) > 1:
         return "there is more than one piecewise linear function of both coordinates"
-    if any(score_term.broken is None for score_term in functions) and any(
-        score_term.is_planar for score_term in call.score_terms
-    ):
+    if any(term.broken is None for term in functions) and any(term.is_planar for term in call.score_terms):
         return "a function of the score is combined with terms of several coordinates"
     return None
 
@@ -82,7 +78,7 @@ def _given(call: Call) -> KernelOperands:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    if any(score_term.is_planar for score_term in call.score_terms):  # else only what queries see is read
+    if any(term.is_planar for term in call.score_terms):  # else only what queries see is read
         call = cleared(call)
     prepared: Prepared | None = None if call.store is None else call.store.get("native")
     key, tensors = call.key, None if prepared is None else prepared.given
@@ -110,7 +106,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def _direct(call: Call) -> Direct | None:
     prepared: Prepared | None = None if call.store is None else call.store.get("native")
-    if prepared is None or prepared.given is None or any(score_term.is_planar for score_term in call.score_terms):
+    if prepared is None or prepared.given is None or any(term.is_planar for term in call.score_terms):
         return None
     return prepared.attend
 
