@@ -16,7 +16,7 @@ async function ask(data, path, body) {
         headers: { "content-type": "application/json" },
         body: JSON.stringify(body),
     }).catch(() => {
-        throw new Error("the server no longer answers. Start posenc explore again, and open the page anew");
+        throw new Error("the server no longer answers. Start posenc explore again and reload the page");
     });
     const said = await answer.json();
     if (!answer.ok) throw new Error(said.error ?? `the server answered ${answer.status}`);

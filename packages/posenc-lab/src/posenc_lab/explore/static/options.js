@@ -142,7 +142,7 @@ export const schemeOf = (entry, options, parameters = {}) => new SCHEMES[entry.n
 export const learnedOf = (entry, options) => SCHEMES[entry.name]?.learned(options) ?? {};
 
 /** The sentence of a `check` that has nothing to compare. */
-export const COMPUTED = "posenc computed what this scheme adds, turns and biases, and the page goes on from there";
+export const COMPUTED = "posenc computed what this scheme adds, turns and biases, and the page computes the rest";
 
 /** {name: {shape, data}} of what the scheme learns, as it is before training, and `spread` about what begins as a
  * constant. */

@@ -102,7 +102,7 @@ export function python(values, app) {
         );
     }
     if (scheme === "learned") {
-        return `# So a posenc.Learned(${tokens}, ${dim}) may begin:\nP = 0.02 * ${randnPython([tokens, dim], 0)}`;
+        return `# One possible start of posenc.Learned(${tokens}, ${dim}):\nP = 0.02 * ${randnPython([tokens, dim], 0)}`;
     }
     return `scheme = ${options.python(entry, given)}\nP = scheme.table(posenc.Positions.arange(${tokens}), torch.float64)[0]`;
 }
@@ -138,7 +138,7 @@ export async function fromPosenc(values, app, most = 32) {
 }
 
 /** The sentence of a `check` that has nothing to compare. */
-export const READ_BY_POSENC = "posenc itself has given these numbers to the page";
+export const READ_BY_POSENC = "these numbers come from posenc itself";
 
 /** The weight of a learned table before training: N(0, 0.02^2), as torch draws it. */
 export const before = ({ max_positions, dim }) => ({ shape: [max_positions, dim], data: draws(max_positions * dim) });

@@ -50,13 +50,13 @@ export const VIEWS = [
     {
         name: "where",
         title: "Where position enters",
-        about: "Attention sees a set of tokens. Positions enter at four points, the four doors, and not in every layer alike.",
+        about: "Attention sees a set of tokens. Positions enter at four points, called doors, and layers may differ.",
         figures: [doors, schedule],
     },
     {
         name: "vectors",
         title: "Vectors",
-        about: "What is added to the input: a vector for each position, by a formula or out of a table that is learned.",
+        about: "What is added to the input: a vector for each position, from a formula or from a learned table.",
         figures: [vectorTable, similarity],
     },
     {
@@ -80,13 +80,13 @@ export const VIEWS = [
     {
         name: "models",
         title: "Models",
-        about: "Trained models at work in this page, on any text: one for each of four schemes, alike in all else.",
+        about: "Trained models at work in this page, on any text: one for each of four schemes, the same in everything else.",
         figures: [models],
     },
     {
         name: "length",
         title: "Length",
-        about: "What models do past the length that they were trained at, measured by posenc compare and posenc extend: the study's curves, and those of your own records.",
+        about: "What models do beyond the length of training, measured by posenc compare and posenc extend: the study's curves, and those of your own records.",
         figures: [lengthCurves],
     },
     {

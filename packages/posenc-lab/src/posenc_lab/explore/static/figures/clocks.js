@@ -17,8 +17,8 @@ export const figure = {
     title: "Each pair of channels is a clock",
     see:
         "RoPE turns pair k of queries and keys by position × θₖ. Pair 0 is the fastest, one radian per token; the " +
-        "last pairs hardly move. Under each clock stands its wavelength, the tokens of one turn. Raise the base: the " +
-        "slow ones slow down.",
+        "last pairs hardly move. Under each clock is its wavelength, the number of tokens in one turn. Raise the base: the " +
+        "slow clocks become slower.",
     defaults: { dim: 32, base: 10000, position: 20 },
     another: { dim: 8, base: 500, position: 333 },
     controls: [
@@ -45,7 +45,7 @@ export const figure = {
         const still = matchMedia("(prefers-reduced-motion: reduce)");
         let [hands, shown, playing] = [[], null, false];
 
-        const words = () => (button.textContent = still.matches ? "One token on" : playing ? "Pause" : "Play");
+        const words = () => (button.textContent = still.matches ? "Next token" : playing ? "Pause" : "Play");
         const goTo = (position) => app.set({ position: position > MOST ? 0 : position });
         const play = (now, last = now) => {
             if (playing && (!box.isConnected || still.matches)) playing = false;

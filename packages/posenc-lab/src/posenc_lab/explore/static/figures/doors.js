@@ -170,8 +170,8 @@ function refusal(first, second, app) {
 
 export const figure = {
     name: "doors",
-    title: "Position enters attention through four doors",
-    see: "Attention without a mask knows no order. Choose a scheme and see through which doors it tells attention where tokens are; add a second one, and both are at work.",
+    title: "Positions enter at four points",
+    see: "Attention without a mask knows no order. Choose a scheme to see at which of four points, called doors, it tells attention where tokens are. Add a second one to see both at work.",
     defaults: { first: "rope", second: NONE },
     another: { first: "shaw", second: "sinusoidal" },
     controls(values, app) {

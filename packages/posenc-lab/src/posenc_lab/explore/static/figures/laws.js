@@ -8,7 +8,7 @@ const NO_DOOR = "none";
 export const figure = {
     name: "laws",
     title: "Laws, as measured",
-    see: "Choose a cell, by the pointer or by arrow keys, to see what was measured, and how. A law is true or false of a scheme; that it holds is not good in itself.",
+    see: "Choose a cell, with the pointer or the arrow keys, to see what was measured, and how. A law is true or false of a scheme; that it holds is not an advantage in itself.",
     defaults: { door: "any", table: ALL, scheme: "", law: "" },
     controls: (values, app) => [
         {
@@ -87,7 +87,7 @@ export const figure = {
                     element(
                         "caption",
                         {},
-                        "Yes, no, or n/a where the question makes no sense of a scheme; and the number behind it",
+                        "Yes, no, or n/a where the question makes no sense for a scheme; and the number behind it",
                     ),
                     element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "scheme"), ...heads)),
                     element("tbody", {}, ...rows),

@@ -5,10 +5,10 @@ import { element } from "posenc/elements.js";
 import { chosen, command, control, source } from "posenc/records.js";
 
 const LIMITS = {
-    text: "A loss that stays low past the trained length does not show that the far context is used: only a loss of the final tokens below its dashed line shows that. These are small models, trained briefly on one text; the order can be another in yours.",
-    extend: "A model that does no worse past its length need not use what lies there: it does where it is below the dashed line, by more than the intervals. This is one model and one kind of text.",
+    text: "A loss that stays low past the trained length does not show that the far context is used; only a loss of the final tokens below the dashed line does. These are small models, trained briefly on one text; on yours the order may be different.",
+    extend: "A model that does no worse past its length need not use the text there: it does so where its loss is below the dashed line by more than the intervals. This is one model and one kind of text.",
     answers:
-        "These are small models, trained briefly on one task: what a scheme can tell here is not what it is worth in a large model.",
+        "These are small models, trained briefly on one task: what a scheme achieves here does not say how good it is in a large model.",
 };
 const DASHED = {
     text: (trained) => `Dashed: each of the final tokens from exactly the last ${trained}. `,
@@ -16,12 +16,12 @@ const DASHED = {
 };
 const FIRST = ["nope", "sinusoidal", "rope", "alibi"]; // of many schemes, those in colour at first
 const BASELINE = [3, 3]; // dashes of a line that every longer context is held against
-const UNDEFINED = "Undefined is not a bad number: the scheme has no such positions.";
+const UNDEFINED = "Undefined means that the scheme has no such positions, not that it is bad there.";
 
 export const figure = {
     name: "length-curves",
     title: "Measured: the loss against the length",
-    see: "Right of the mark, inputs are longer than any in training. Which curve stays level, and which leaves? Bands are 95 % intervals: where two overlap, the picture decides nothing. The table has the numbers, the best at the longest length first.",
+    see: "To the right of the mark, inputs are longer than in training. Which curve stays level, and which does not? Bands are 95 % intervals: where two overlap, the picture decides nothing. The table has the numbers, the best at the longest length first.",
     defaults: { records: "0", measure: "0" },
     controls({ records }, app) {
         const set = chosen(app, records);
@@ -122,7 +122,7 @@ export const figure = {
         };
     },
     describe(values, { set, measure, task }) {
-        if (!measure) return `${set.name} has nothing that was measured by length.`;
+        if (!measure) return `${set.name} has no measurements by length.`;
         const last = measure.lengths.length - 1;
         const words = Object.entries(measure.curves).map(
             ([name, points]) => `${name} ${points[last][0]?.toFixed(3) ?? points[last][3]}`,

@@ -122,7 +122,7 @@ export const figure = {
     name: "models",
     title: "Four trained models read your text",
     see:
-        "Small decoders, alike but for their positions, trained on plays of Shakespeare in texts of 128 bytes. They run " +
+        "Small decoders that differ only in their positions, trained on plays of Shakespeare in texts of 128 bytes. They run " +
         "in this page. Read past byte 128, shuffle the words, put YaRN on RoPE, or type a text of your own. " +
         "The loss is what a byte costs: 0 bits where the model was sure of it, 8 where it knew nothing.",
     defaults: { text: PASSAGE, shuffle: 0, yarn: false, model: "rope", byte: 200 },
@@ -217,14 +217,14 @@ export const figure = {
             const sorted = models.filter(({ scaling }) => !scaling).sort((a, b) => change(a) - change(b));
             said.push(
                 `Past byte ${length}, the length of training, the loss per byte changes, in bits: ${each(change)}. ` +
-                    `${sorted.at(-1).title} suffers most, ${sorted[0].title} least; what all have in common is the text's own.`,
+                    `${sorted.at(-1).title} suffers most, ${sorted[0].title} least; what all have in common comes from the text.`,
             );
         } else said.push(`The text ends within the ${length} bytes of training.`);
         const [scaled, plain] = [models.find(({ scaling }) => scaling), models.find(({ name }) => name === "rope")];
         if (scaled && bytes.length > length) {
             said.push(
                 `With YaRN, factor ${scaled.scaling.factor} and no further training, RoPE's loss past it is ` +
-                    `${shown(scaled.outside, 2)} in place of ${shown(plain.outside, 2)}.`,
+                    `${shown(scaled.outside, 2)} instead of ${shown(plain.outside, 2)}.`,
             );
         }
         if (state.shuffle) {
@@ -255,7 +255,7 @@ function lettersOf({ text, place, length }, { bits }) {
 function tableOf({ models, length, bytes, place }, isShort) {
     const isShuffled = models[0].shuffling !== null;
     const digits = (x) => (Number.isFinite(x) ? shown(x, 2) : "–");
-    const ofByte = isShort ? [] : [`byte ${place + 1}`, "expected after it", "goes on after the text"];
+    const ofByte = isShort ? [] : [`byte ${place + 1}`, "expected after it", "continues the text with"];
     const heads = ["model", `bits up to ${length}`, "after", ...(isShuffled ? ["by shuffling"] : []), ...ofByte];
     const code = (words) => element("code", {}, words);
     return element(

@@ -72,8 +72,8 @@ export const figure = {
     name: "rope-decay",
     title: "The bound falls with distance; scores need not",
     see:
-        "Bound, not behaviour: a score is at most B(r) times what does not depend on the distance r, and B(r) falls, " +
-        "unevenly. For any distance there is still a key whose score is highest there: move the peak. Random queries " +
+        "A bound is not the score: a score is at most B(r) times what does not depend on the distance r, and B(r) falls, " +
+        "unevenly. Still, for any distance there is a key whose score is highest there: move the peak. Random queries " +
         "and keys have a mean of about 0 and the same spread everywhere.",
     defaults: { dim: 64, base: 10000, length: 256, peak: 100, seed: 0, weighed: false },
     another: { dim: 16, base: 300, length: 64, peak: 11, seed: 3 },

@@ -61,7 +61,7 @@ export const figure = {
     see:
         "A pair whose wavelength is above the trained length L has not completed a turn in training: a longer text shows " +
         "the model angles that are new to it, unless the pair is slowed down by the factor. YaRN's bands are shaded: " +
-        "fast pairs stay, slow ones are divided by the factor, a ramp between.",
+        "fast pairs stay, slow ones are divided by the factor, and those between are mixed.",
     defaults: {
         factor: 4,
         length: 4096,
@@ -157,7 +157,7 @@ export const figure = {
             .map((name) => `    ${python(name, state)},\n`)
             .join("")}]\n` +
         `ropes = [posenc.RoPE(${state.dim}, base=${state.base}, scaling=scaling) for scaling in scalings]\n` +
-        `n = torch.tensor([${state.tokens}])  # the tokens of the text, which some scalings go by\n` +
+        `n = torch.tensor([${state.tokens}])  # the tokens of the text, which some scalings depend on\n` +
         `torch.stack([rope.frequencies(lengths=n if rope.needs_lengths else None)[0][0] for rope in ropes])`,
     compared(state) {
         const { theta, lines } = figure.values(state);
@@ -253,7 +253,7 @@ export const figure = {
         });
         const [trained, wanted] = [state.length, state.factor * state.length].map((x) => x.toLocaleString("en"));
         return (
-            `${past} of ${state.dim / 2} pairs do not complete a turn in ${trained} tokens; wanted are ${wanted}. ` +
+            `${past} of ${state.dim / 2} pairs do not complete a turn in ${trained} tokens; ${wanted} tokens are wanted. ` +
             (says.length ? `${says.join("; ")}.` : "No scaling is chosen.")
         );
     },

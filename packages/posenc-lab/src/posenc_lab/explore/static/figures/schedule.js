@@ -33,7 +33,7 @@ const keysOf = ([first, last]) => `keys ${count(first)} to ${count(last)}, ${cou
 export const figure = {
     name: "schedule",
     title: "Which layer has which scheme",
-    see: "Models mix layers: some see a window alone, some the whole text, and some have no position. Choose a family, then a layer by pointing at it or with the arrow keys, and move the query.",
+    see: "Models mix layers: some see only a window, some the whole text, and some have no positions. Choose a family, then a layer by pointing at it or with the arrow keys, and move the query.",
     defaults: { family: "gemma3", layer: 0, query: 10000 },
     another: { family: "llama4", layer: 2, query: 8200 },
     controls(values, app) {

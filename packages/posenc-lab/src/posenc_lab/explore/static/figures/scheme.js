@@ -319,7 +319,7 @@ function line(one, { tokens: N, head, causal, weighed: asWeights }) {
         y: along(n).slice(0, count),
         wave: between(n),
     }));
-    if (arrives) series.push({ name: "of a value, how much arrives", y: x.map((r) => arrives[Math.abs(r)] ?? NaN) });
+    if (arrives) series.push({ name: "share of a value that arrives", y: x.map((r) => arrives[Math.abs(r)] ?? NaN) });
     return {
         ...made,
         x,
@@ -373,6 +373,6 @@ function curve(one) {
             { name: "score after", y },
             { name: "unchanged", y: SCORES },
         ],
-        goes: "It looks at the score alone.",
+        goes: "It depends only on the score.",
     };
 }

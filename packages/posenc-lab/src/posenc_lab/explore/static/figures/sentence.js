@@ -188,7 +188,7 @@ export const figure = {
             found && `The rows of “${word}” (${state.word + 1}) and “${word}” (${found.twin + 1}) differ by at most`;
         const bare = found && `${number(found.without)} without a scheme${causal ? " (by the mask)" : ""}`;
         const equal = found ? ` ${rows} ${bare}, by ${number(found.with)} with ${entry.title}.` : "";
-        if (order.every((n, at) => n === at)) return `The sentence stands as typed: move a word or shuffle.${equal}${note}`;
+        if (order.every((n, at) => n === at)) return `The sentence is as typed: move a word or shuffle.${equal}${note}`;
         const said = [`without a scheme and a mask ${nothing(kinds.bare.most)}`];
         if (causal) {
             const most = number(kinds.without.most);

@@ -41,8 +41,8 @@ function waveOf(values, app) {
 
 export const figure = {
     name: "similarity",
-    title: "How alike the vectors of two positions are",
-    see: "Of the sinusoid each diagonal is of one colour: the product depends only on the distance. Choose the learned table: before training a position is no more like its neighbours than like any other.",
+    title: "How similar the vectors of two positions are",
+    see: "In the sinusoid each diagonal has one colour: the product depends only on the distance. Choose the learned table: before training, a position is no more similar to its neighbours than to any other.",
     defaults: { scheme: "sinusoidal", measure: "cosine", dim: 128, tokens: 128, position: 40, options: "" },
     another: { scheme: "learned", measure: "inner product", dim: 32, tokens: 48, position: 5, options: "" },
     controls(values, app) {

@@ -7,7 +7,7 @@ import { takes } from "posenc/use.js";
 export const figure = {
     name: "which",
     title: "Which scheme should I use?",
-    see: "Five questions lead to a first choice, with what was published and what was found here. Below it stand all schemes that pass by measured laws and by the catalog, and the figures that speak for or against them. Compare the few that remain on your own text.",
+    see: "Five questions lead to a first choice, with what was published and what was found here. Below it are all schemes that the measured laws and the catalog allow, with the measurements for and against each. Compare the few that remain on your own text.",
     defaults: { weights: "no", tokens: "line", for: "decoder", longer: "no", cost: "some" },
     controls: (_, { data: { choosing } }) =>
         choosing.questions.map(({ name, asks, options }) => ({

@@ -70,7 +70,7 @@ function scaleOf(rows) {
 export const figure = {
     name: "bias",
     title: "The bias, and the weights after the softmax",
-    see: "Two letters ask from the same place. Choose what is added to their scores, and drag ALiBi's line.",
+    see: "Two letters are queries at the same place. Choose what is added to their scores, and drag ALiBi's line.",
     defaults: { scheme: "alibi", head: 4 },
     another: { scheme: "shaw", head: 1 },
     controls: ({ scheme }) => [
@@ -121,7 +121,7 @@ export const figure = {
             const place = { left, width: width - left - right, height: high, x: [0, FAR] };
             const second = top + high + 30;
             const panels = [
-                { ...place, top, title: "bias b for each letter that asks", ...(isALiBi ? SLOPES : scaleOf(numbers.biases)) },
+                { ...place, top, title: "bias b for each query letter", ...(isALiBi ? SLOPES : scaleOf(numbers.biases)) },
                 {
                     ...place,
                     top: second,
@@ -201,7 +201,7 @@ function said(numbers) {
 
 export const trained = models("bias", { text: SHORT, model: "alibi", byte: 120 }, {
     title: "Where the heads of trained models look",
-    see: "ALiBi's steepest head, the first of each layer, sees the last few bytes alone, in every text. Choose another model, and click a letter.",
+    see: "ALiBi's steepest head, the first of each layer, sees only the last few bytes, in every text. Choose another model, and click a letter.",
     asked: ["text", "model", "byte"],
     parts: ["letters", "attention"],
 });

@@ -100,7 +100,7 @@ export const figure = {
     pictured: ["said"],
     describe: ({ k }, { turns }) =>
         `M of ${k} turns the four clocks by ${turns.map((turn) => turn.toFixed(2)).join(", ")} turns, ` +
-        `at every position alike: it carries ${FROM.map((p) => `${p} to ${p + k}`).join(", ")}.`,
+        `at every position: it takes ${FROM.map((p) => `${p} to ${p + k}`).join(", ")}.`,
 };
 
 const signed = (x) => `${x < 0 ? "−" : "\u2007"}${Math.abs(x).toFixed(2)}`;

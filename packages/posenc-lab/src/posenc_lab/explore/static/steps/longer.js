@@ -205,7 +205,7 @@ function drawMeasured(chart, said, tokens, app) {
 
 export const trained = models("longer", {}, {
     title: "Trained models past byte 128",
-    see: "The length of training is 128 bytes. Past it RoPE's loss breaks, and those of ALiBi and T5 go on.",
+    see: "The length of training is 128 bytes. Past it RoPE's loss rises sharply; those of ALiBi and T5 stay as they were.",
     asked: ["text"],
     parts: ["loss", "table"],
 });

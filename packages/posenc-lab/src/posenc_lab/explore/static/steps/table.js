@@ -55,7 +55,7 @@ export const figure = {
     values,
     line: ({ position }) =>
         `learned = posenc.Learned(max_positions=${ROWS}, dim=${DIM}).double()\n` +
-        `learned.weight.data = 0.02 * ${randnPython([ROWS, DIM], 0)}  # so it may begin\n` +
+        `learned.weight.data = 0.02 * ${randnPython([ROWS, DIM], 0)}  # one possible start\n` +
         `row = learned.table(posenc.Positions.arange(1, start=${position}), torch.float64)[0]\n` +
         `torch.cosine_similarity(row, learned.weight)`,
     compared(state, app) {
@@ -124,7 +124,7 @@ export const question = {
 
 /** The table: a column for each position, and after its last row empty places. */
 function cellsIn({ divergingRamp }, place) {
-    const { parts, X } = panel({ ...place, title: `the table of ${ROWS} rows, each drawn upright` });
+    const { parts, X } = panel({ ...place, title: `the table of ${ROWS} rows, each drawn as a column` });
     const [w, h] = [X(1) - X(0), place.height / DIM];
     // One path for each of a few colours: as many elements as there are numbers would be slow.
     const byShade = new Map();

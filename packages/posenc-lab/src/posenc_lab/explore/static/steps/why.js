@@ -161,7 +161,7 @@ export const figure = {
         };
     },
     describe({ order }, masks) {
-        if (order === GIVEN) return "The words stand in the given order, so every output is as given.";
+        if (order === GIVEN) return "The words stand in the given order, so every output is unchanged.";
         const said = masks.map(({ same, most }, mask) => {
             const words = order.split(" ").filter((_, place) => !same[place]);
             const far = most === 0 ? "0" : most.toPrecision(1);
@@ -177,7 +177,7 @@ export const figure = {
 
 export const trained = models("why", { text: SHORT }, {
     title: "Four trained models, and another order of the words",
-    see: "Small decoders of several layers, alike but for their positions. NoPE has no positions. Shuffle the words: which notices least?",
+    see: "Small decoders of several layers that differ only in their positions. NoPE has none. Shuffle the words: which notices least?",
     asked: ["text", "shuffle"],
     parts: ["table"],
 });
