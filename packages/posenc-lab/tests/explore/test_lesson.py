@@ -187,7 +187,7 @@ def test_the_lesson_opens_first_and_answers(page: Watched, address: str) -> None
     said = page.page.locator(".asked .judged")
     assert said.inner_text() == ""
     page.page.click(".check-answer")
-    assert said.inner_text().startswith("Not yet. The words still stand as they were given.")
+    assert said.inner_text().startswith("Not yet. The words are still in the given order.")
     page.page.locator(".orders button").first.focus()
     page.page.keyboard.press("ArrowRight")
     page.page.wait_for_function(IN_ORDER, arg="bites dog man")

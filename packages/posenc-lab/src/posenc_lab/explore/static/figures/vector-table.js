@@ -24,7 +24,7 @@ const MOST = { tokens: 512, dim: 512 };
 export const figure = {
     name: "vector-table",
     title: "The table of vectors",
-    see: "Each row is the vector of one position; in the interleaved sinusoid the fast dimensions are at the left. Click a place to mark it, or choose the concatenated layout, which has the same numbers in another order.",
+    see: "Each row is the vector of one position; in the interleaved sinusoid the fast dimensions are on the left. Click a place to mark it, or choose the concatenated layout, which has the same numbers in another order.",
     defaults: { scheme: "sinusoidal", dim: 64, tokens: 64, position: 20, dimension: 12, options: "" },
     another: { scheme: "learned", dim: 32, tokens: 48, position: 5, dimension: 3, options: "" },
     controls(values, app) {

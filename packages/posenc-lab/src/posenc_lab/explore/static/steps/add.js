@@ -59,7 +59,7 @@ export const figure = {
     name: "add",
     title: "The codes of positions 0 to 15, and the distance between every two",
     see:
-        "Choose a code. At the left each row is the vector of one position; at the right is how far apart two " +
+        "Choose a code. On the left each row is the vector of one position; on the right is how far apart two " +
         "positions are.",
     defaults: { code: "counting" },
     another: { code: "binary" },

@@ -1,4 +1,4 @@
-// Side path: clocks that the content winds. CoPE counts the words that a query picks, FoX forgets at them.
+// Side path: positions that depend on the content. CoPE counts the words that a query picks, FoX forgets at them.
 
 import { element } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
