@@ -1,8 +1,9 @@
 """``python -m study.page_models``: trains the decoders of the explorer's page, and writes them with int8 weights.
 
 They are those of the study on Shakespeare's works, at the rates that were tuned, trained four times as long so that
-they spell. What is trained stays in ``build/study/page``. Of one more, with Shaw's vectors, and of all-MiniLM-L6-v2 the
-page has some numbers of their tables, ``tables.json``; the latter needs the extra `minilm` of posenc-lab.
+they spell. What is trained stays in ``build/study/page``. Of two more, with Shaw's vectors and with Transformer-XL, the
+page has the losses, and of Shaw's and of all-MiniLM-L6-v2 some numbers of their tables, all in ``tables.json``; the
+last needs the extra `minilm` of posenc-lab.
 """
 
 import base64
@@ -28,6 +29,8 @@ from study.run import HERE, tuned
 from study.texts import fetch
 
 SCHEMES = ("nope", "rope", "alibi", "t5")
+# The study did not tune these. Shaw's are vectors of distances, as T5's are numbers; Transformer-XL's are a projection.
+RATES_OF = {"shaw": "t5", "transformer_xl": "rope"}
 STEPS, SEED = 2400, 0
 MOST_BYTES, MOST_LOST = 450_000, 0.02  # of a file; in bits per byte, by rounding the weights
 T5_HEAD = 1
@@ -41,30 +44,44 @@ def main() -> None:
     torch.set_num_threads(1)
     fetch()
     unpack()
-    rates = [f"{scheme}={tuned('plays', scheme)}" for scheme in SCHEMES]
-    config = from_toml(HERE / "plays.toml", schemes=list(SCHEMES), seeds=[SEED], steps=STEPS, rates=rates)
-    loaded = task_of(config.task).load(config)
+    config, loaded = task({scheme: scheme for scheme in SCHEMES})
     models = {scheme: made(scheme, config, loaded) for scheme in SCHEMES}
     told = {name: getattr(config, name) for name in SHOWN}
-    about = {"configuration": told, "rates": rates, "seed": SEED, "text": loaded.about}
+    about = {"configuration": told, "rates": config.rates, "seed": SEED, "text": loaded.about}
     lines = ",\n".join(f"{json.dumps(scheme)}: {json.dumps(said)}" for scheme, said in models.items())
     write_whole(FOLDER / "models.json", f'{json.dumps(about)[:-1]}, "models": {{\n{lines}\n}}}}\n'.encode())
     tables()
 
 
+def task(rates_of: dict[str, str]) -> tuple[CompareConfig, Loaded]:
+    """The study's task on Shakespeare's works, each scheme at the rate that was tuned for another."""
+    rates = [f"{scheme}={tuned('plays', other)}" for scheme, other in rates_of.items()]
+    config = from_toml(HERE / "plays.toml", schemes=list(rates_of), seeds=[SEED], steps=STEPS, rates=rates)
+    return config, task_of(config.task).load(config)
+
+
 def tables() -> None:
     """Writes ``tables.json``: what a head of T5 has learned by bucket; rows of Shaw's key table, from the farthest
-    distance to the token itself, with the queries of two letters; and cosines of the first position vectors of
-    all-MiniLM-L6-v2, int8 of 127 times each, in base64."""
-    rates = [f"shaw={tuned('plays', 't5')}"]  # the study did not tune Shaw
-    config = from_toml(HERE / "plays.toml", schemes=["shaw"], seeds=[SEED], steps=STEPS, rates=rates)
-    loaded = task_of(config.task).load(config)
-    model = build_model(config, "shaw", SEED)
-    train(model, loaded.train, config, SEED, BEGUN / "shaw.pt", rate=rate_of(config, "shaw"))
-    told = {"rate": rates[0], "bits": losses(model, config, loaded), "layer": 1, "head": HEAD + 1}
-    found = {"t5": t5(), "shaw": told | shaw(model), "minilm": minilm()}
+    distance to the token itself, with the queries of two letters; the losses of Shaw's and of Transformer-XL; and
+    cosines of the first position vectors of all-MiniLM-L6-v2, int8 of 127 times each, in base64."""
+    config, loaded = task(RATES_OF)
+    models = {scheme: begun(scheme, config, loaded) for scheme in RATES_OF}
+    bits = {
+        scheme: {"rate": rate, "bits": losses(models[scheme], config, loaded)}
+        for scheme, rate in zip(models, config.rates, strict=True)
+    }
+    found = {"t5": t5(), **bits, "minilm": minilm()}
+    found["shaw"] |= {"layer": 1, "head": HEAD + 1, **shaw(models["shaw"])}
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(said)}" for name, said in found.items())
     write_whole(TABLES, f"{{{lines}}}\n".encode())
+
+
+def begun(scheme: str, config: CompareConfig, loaded: Loaded) -> nn.Module:
+    """A trained model: what an interrupted training left is resumed."""
+    model = build_model(config, scheme, SEED)
+    BEGUN.mkdir(parents=True, exist_ok=True)
+    train(model, loaded.train, config, SEED, BEGUN / f"{scheme}.pt", rate=rate_of(config, scheme))
+    return model
 
 
 def t5() -> dict[str, Any]:
@@ -91,9 +108,7 @@ def minilm() -> dict[str, Any]:
 def made(scheme: str, config: CompareConfig, loaded: Loaded) -> dict[str, Any]:
     """Trains a model unless that was done, writes its file, and gives what ``models.json`` says of it. ValueError
     where the file is too large or the rounded weights lose too much."""
-    model = build_model(config, scheme, SEED)
-    BEGUN.mkdir(parents=True, exist_ok=True)
-    train(model, loaded.train, config, SEED, BEGUN / f"{scheme}.pt", rate=rate_of(config, scheme))
+    model = begun(scheme, config, loaded)
     before = losses(model, config, loaded)
     listed, packed = quantised(model)
     model.load_state_dict({name: weight.float() for name, weight in weights(listed, packed).items()})

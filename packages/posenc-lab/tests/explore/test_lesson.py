@@ -89,7 +89,7 @@ def test_the_board_says_what_was_measured(title: str) -> None:
     before, after = measured or [data.tables()[name]["bits"][length] for length in ("128", "1024")]
     verdict, why = row["longer"]
     assert (verdict == "yes") == (after is not None and after < before + 0.05)
-    assert after is None or why == f"{before:.2f} → {after:.2f}{'' if measured else ', trained once'}"
+    assert after is None or why == f"{before:.2f} → {after:.2f}{'' if measured else ', trained once, on plays'}"
     assert (row["deterministic"][0] == "yes") == (entry.learned == "nothing")
     assert entry.axes != "any" or row["dimensions"][0] == "yes"
 

@@ -160,7 +160,7 @@ function whyOf(app) {
     const ends = set ? [lengths.indexOf(set.trained), lengths.length - 1] : [];
     const loss = (name, at) => {
         const once = app.data.tables[name]?.bits?.[lengths[at]];
-        if (!curves[name]) return once ? `${once.toFixed(2)}, trained once` : "not measured";
+        if (!curves[name]) return once ? `${once.toFixed(2)}, trained once, on plays` : "not measured";
         const found = curves[name][at]?.[0];
         return Number.isFinite(found) ? found.toFixed(2) : "undefined";
     };
