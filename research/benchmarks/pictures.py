@@ -11,6 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from posenc_lab.bench.tables import Record, of, schemes
 from posenc_lab.kit import style
 from posenc_lab.kit.interleaving import Spread
+from posenc_lab.kit.titles import titled
 
 Block: TypeAlias = Mapping[str, Mapping[str, Spread | None]]
 """Rows of dots: for each series, the value of each row's name."""
@@ -29,7 +30,7 @@ def peers(records: Sequence[Record], dark: bool = False) -> Figure | None:
     blocks: dict[str, dict[str, dict[str, Spread | None]]] = {}
     for scheme in schemes(found):
         mine = [record for record in found if record["scheme"] == scheme]
-        blocks[scheme] = {
+        blocks[titled(scheme)] = {
             words: {n: _ratio(r, n) for r in of(mine, f"peers {phase}") for n in r["results"] if n != r["baseline"]}
             for phase, words in PHASES.items()
         }

@@ -35,6 +35,7 @@ from posenc_lab.kit.command import List, names, stdout
 from posenc_lab.kit.configuration import option
 from posenc_lab.kit.machine import clock_of, device_of, machine, versions
 from posenc_lab.kit.report import as_markdown
+from posenc_lab.kit.titles import titled
 from research.benchmarks import limit, peers, pictures
 from research.benchmarks.neighbours import neighbours
 from research.benchmarks.tables import limit_of, tables
@@ -93,20 +94,20 @@ class Way(NamedTuple):
 
 
 ROTATED: Mapping[str, Way] = {
-    "nope": Way("nope", once=True),
-    "rope": Way("rope", once=True),
-    "rope, bound in the call": Way("rope"),
-    "rope, interleaved": Way(cases.INTERLEAVED, once=True),
-    "rope, partial": Way(cases.PARTIAL, once=True),
-    "rope + alibi": Way("rope+alibi", once=True),
-    "nope by native": Way("nope", "native", once=True),
-    "rope by native": Way("rope", "native", once=True),
-    "rope by sdpa": Way("rope", "sdpa", once=True),
+    "NoPE": Way("nope", once=True),
+    "RoPE": Way("rope", once=True),
+    "RoPE, bound in the call": Way("rope"),
+    "RoPE, interleaved": Way(cases.INTERLEAVED, once=True),
+    "RoPE, partial": Way(cases.PARTIAL, once=True),
+    "RoPE + ALiBi": Way("rope+alibi", once=True),
+    "NoPE by native": Way("nope", "native", once=True),
+    "RoPE by native": Way("rope", "native", once=True),
+    "RoPE by sdpa": Way("rope", "sdpa", once=True),
 }
 DISTURBED: Mapping[str, Way] = {
-    "rope": Way("rope", once=True),
-    "rope, bound in the call": Way("rope"),
-    **{name: Way(name) for name in ("alibi", "t5", "shaw")},
+    "RoPE": Way("rope", once=True),
+    "RoPE, bound in the call": Way("rope"),
+    **{titled(name): Way(name) for name in ("alibi", "t5", "shaw")},
 }
 
 

@@ -19,6 +19,7 @@ from posenc_lab.bench.tables import (
     ratio_cell,
     schemes,
 )
+from posenc_lab.kit.titles import titled
 from research.benchmarks.limit import MEETING, PAIR, VALUE
 
 SHARE_OF_PEAK = (
@@ -152,7 +153,7 @@ def _peers(records: Sequence[Record], scheme: str) -> Table:
     found = [record for record in of(records, "peers") if record["scheme"] == scheme]
     columns = [(phase, n) for phase in PHASES for n in lengths_of(of(found, f"peers {phase}"))]
     lead = f"Over plain causal attention; the median, {SPREAD}. Each time a bias with the same numbers."
-    table = Table(f"Other ways to {scheme}", lead, ("way", *(f"{phase}, {n:,}" for phase, n in columns)))
+    table = Table(f"Other ways to {titled(scheme)}", lead, ("way", *(f"{phase}, {n:,}" for phase, n in columns)))
     groups = [one(of(found, f"peers {phase}"), scheme, length) for phase, length in columns]
     for name in dict.fromkeys(name for record in found for name in record["results"]):
         table.rows.append((name, *(table.cell(group, name, ratio_cell) for group in groups)))
@@ -169,5 +170,5 @@ def _decode(records: Sequence[Record]) -> Table:
     table = Table(f"One token against a cache of {cache:,}", lead, ("scheme", "auto takes", "plain, ms", "over plain"))
     for record in found:
         (plain,) = baseline_cells([record], [cache])
-        table.rows.append((record["scheme"], record["auto"], plain, table.cell(record, "posenc", ratio_cell)))
+        table.rows.append((titled(record["scheme"]), record["auto"], plain, table.cell(record, "posenc", ratio_cell)))
     return table

@@ -76,7 +76,7 @@ def test_the_command_measures_prints_and_writes_every_section(
     shown, page = capsys.readouterr().out, (tmp_path / "bench.md").read_text(encoding="utf-8")
     for title in (
         *("Environment", "RoPE on queries and keys", "RoPE in attention: forward", "Busy neighbours: a training step"),
-        *("Other ways to alibi", "One token against a cache of 64"),
+        *("Other ways to ALiBi", "One token against a cache of 64"),
     ):
         assert title in shown
         assert f"## {title}\n" in page

@@ -122,6 +122,6 @@ def test_regrets_are_of_both_directions_and_leave_out_what_a_scheme_refuses(
     rows = [line.split("|")[1:-1] for line in (tmp_path / "bench.md").read_text().splitlines() if line.startswith("| ")]
     calls = {row[0].strip(): int(row[-1]) for row in rows if len(row) == 5 and row[-1].strip().isdecimal()}
     assert calls == {"all": 6, "forward": 3, "training": 3, "causal": 4, "both ways": 2, "64 tokens": 6} | {
-        "nope": 4,
-        "alibi": 2,  # without a direction it takes only earlier keys
+        "NoPE": 4,
+        "ALiBi": 2,  # without a direction it takes only earlier keys
     }

@@ -15,9 +15,9 @@ def test_the_price_is_the_ratio_of_what_auto_takes() -> None:
     assert found.header == ("scheme", "auto takes", "512", "1,024", "regret")
     assert found.rows == [
         ("plain, ms", "", "1", "4", ""),
-        ("nope", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15", ""),
+        ("NoPE", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15", ""),
         ("", "reference", "– (1)", "– (1)", ""),
-        ("alibi", "sdpa", "2.00 ± 0.15", "2.00 ± 0.15", ""),
+        ("ALiBi", "sdpa", "2.00 ± 0.15", "2.00 ± 0.15", ""),
         ("", "reference", "– (1)", "– (1)", ""),
     ]
     assert found.notes == ["too slow for words"]
@@ -25,8 +25,8 @@ def test_the_price_is_the_ratio_of_what_auto_takes() -> None:
     assert table("The price of position: a training step", prices()).rows[0] == ("plain, ms", "", "4", "16", "")
     assert table("Peak memory, MiB: a training step", prices()).rows == [
         ("plain", "0.5", "0.5"),
-        ("nope", "1", "2"),
-        ("alibi", "1", "2"),
+        ("NoPE", "1", "2"),
+        ("ALiBi", "1", "2"),
     ]
 
 
@@ -37,7 +37,7 @@ def test_regret_is_the_largest_ratio_to_the_fastest_backend() -> None:
     long["auto"] = "chunked"  # which takes 8 ms, and sdpa 4
     found = table("The price of position: forward", [short, long])
     assert found.header[-1] == "regret"
-    assert found.rows[1] == ("alibi", "sdpa → chunked", "1.00 ± 0.15", "2.00 ± 0.10", "2.00")
+    assert found.rows[1] == ("ALiBi", "sdpa → chunked", "1.00 ± 0.15", "2.00 ± 0.10", "2.00")
     assert [row[:3] for row in found.rows[2:4]] == [("", "sdpa", "1.00 ± 0.15"), ("", "reference", "– (1)")]
     found = table("The price of position: forward", [short])
     assert found.rows[1][-1] == "1.25"
@@ -59,16 +59,16 @@ def test_regrets_are_gathered_by_what_the_calls_have_in_common() -> None:
         ("both ways", "1.000", "1.00", "0", "1"),
         ("512 tokens", "2.000", "2.00", "1", "1"),
         ("1,024 tokens", "1.000", "1.00", "0", "1"),
-        ("alibi", "1.414", "2.00", "1", "2"),
+        ("ALiBi", "1.414", "2.00", "1", "2"),
     ]
     worst = table("The largest", [short, single, long])
     assert [tuple(row) for row in worst.rows] == [
-        ("alibi, forward causal, 512 tokens", "sdpa", "1", "native", "0.5", "2.00")
+        ("ALiBi, forward causal, 512 tokens", "sdpa", "1", "native", "0.5", "2.00")
     ]
 
 
 def test_an_attention_of_ones_own_is_shown_to_be_equal_first() -> None:
-    found = table("my.py:attention beside posenc's alibi", mine())
+    found = table("my.py:attention beside posenc's ALiBi", mine())
     assert found.header == ("phase", "tokens", "what", "off by", "ms", "over plain", "over posenc", "peak, MiB")
     assert [tuple(row) for row in found.rows[:3]] == [
         ("forward", "2,048", "plain", "", "2", "1", "", "1"),
@@ -79,7 +79,7 @@ def test_an_attention_of_ones_own_is_shown_to_be_equal_first() -> None:
     wrong = mine()[:1]
     wrong[0]["results"]["mine"] = {"left_out": "it is another function"}
     wrong[0]["off"]["mine"]["output"] = None  # not finite
-    found = table("my.py:attention beside posenc's alibi", wrong)
+    found = table("my.py:attention beside posenc's ALiBi", wrong)
     assert tuple(found.rows[2]) == ("forward", "2,048", "my.py:attention", "∞", "– (1)", "", "", "")
     assert found.lines == ["(1) it is another function"]
 

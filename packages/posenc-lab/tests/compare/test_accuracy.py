@@ -63,9 +63,9 @@ def test_the_page_has_every_number_and_says_what_stands_in_it() -> None:
     assert "This comparison is not finished" not in text
     head, *rows = parsed.tables["schemes"]
     assert len(head) == 8
-    for row in rows:
+    for scheme, row in zip(SCHEMES, rows, strict=True):
         for cell, length in zip(row[1:5], (20, 25, 30, 40), strict=True):
-            value = Summary(made).bits("accuracy", row[0].split()[0], length)
+            value = Summary(made).bits("accuracy", scheme, length)
             assert cell.split()[0] == (f"{value.mean:.3f}" if value else "undefined")
     for said in ("posenc compare --task copy", "results are of one seed", "What must not be concluded", "segment"):
         assert said in text
@@ -76,16 +76,16 @@ def test_what_was_observed() -> None:
     assert tuning.startswith("No scheme was tuned")
     assert verdicts.startswith("This comparison has one seed, so there are no verdicts")
     assert found == [
-        "At the training length of 20 letters, share of right answers: 0.90 with learned, 0.90 with rope, 0.00 with "
-        "nope and 0.00 with alibi.",
-        "At 40 letters, 2× the training length, share of right answers: 0.90 with rope, 0.00 with nope and 0.00 with "
-        "alibi; learned is undefined past 20.",
+        "At the training length of 20 letters, share of right answers: 0.90 with Learned, 0.90 with RoPE, 0.00 with "
+        "NoPE and 0.00 with ALiBi.",
+        "At 40 letters, 2× the training length, share of right answers: 0.90 with RoPE, 0.00 with NoPE and 0.00 with "
+        "ALiBi; Learned is undefined past 20.",
     ]
     assert report.observed(Summary(records(THREE)))[1:] == [
-        "At the training length of 20 letters, no scheme is shown to beat any of learned (0.90) and rope (0.90); nope "
-        "is 0.90 below and alibi is 0.90 below.",
-        "At 40 letters, 2× the training length, rope has the highest share of right answers, 0.90; nope is 0.90 below "
-        "and alibi is 0.90 below; learned is undefined past 20.",
+        "At the training length of 20 letters, no scheme is shown to beat any of Learned (0.90) and RoPE (0.90); NoPE "
+        "is 0.90 below and ALiBi is 0.90 below.",
+        "At 40 letters, 2× the training length, RoPE has the highest share of right answers, 0.90; NoPE is 0.90 below "
+        "and ALiBi is 0.90 below; Learned is undefined past 20.",
     ]
     never = [{**r, "accuracy": [0.0] * UNITS} if r["kind"] == "accuracy" else r for r in records(THREE)]
     assert Summary(never).best("accuracy", 40) == ()
@@ -106,7 +106,7 @@ def test_how_many_seeds_solve_it_stands_beside_the_mean() -> None:
     assert report.solved(Summary(two), "rope", 40) == "1 of 2 solve it"
     assert report.solved(Summary(records()), "rope", 40) == ""
     parsed = Page(report.html(bimodal(), IMAGES))
-    assert parsed.row("schemes", "rope")[4] == "0.833 0.12–1.00 2 of 3 solve it (0.21–0.94)"
+    assert parsed.row("schemes", "RoPE")[4] == "0.833 0.12–1.00 2 of 3 solve it (0.21–0.94)"
 
 
 def test_shares_have_wilsons_interval_of_one_training_and_lie_between_0_and_1() -> None:
@@ -132,9 +132,9 @@ def test_any_first_part_of_the_records_can_be_reported() -> None:
 def test_the_figure_shows_the_intervals_and_the_training_length(dark: bool) -> None:
     axes = pictures.accuracy(Summary(records()), dark).axes[0]
     lines = {str(line.get_label()): line for line in axes.get_lines()}
-    assert list(np.asarray(lines["rope"].get_xdata())) == [20, 25, 30, 40]
-    assert list(np.asarray(lines["learned"].get_xdata())) == [20]
+    assert list(np.asarray(lines["RoPE"].get_xdata())) == [20, 25, 30, 40]
+    assert list(np.asarray(lines["Learned"].get_xdata())) == [20]
     assert any(label.get_text().endswith("training length") for label in axes.get_xticklabels())
-    assert any("learned: undefined past 20" in text.get_text() for text in axes.texts)
+    assert any("Learned: undefined past 20" in text.get_text() for text in axes.texts)
     with pytest.raises(ValueError, match="must be of a puzzle, got those of Text"):
         pictures.accuracy(Summary([]), dark)

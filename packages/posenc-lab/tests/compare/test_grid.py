@@ -124,7 +124,7 @@ def test_a_grid_measures_what_one_comparison_does(measured: tuple[Path, Grid], t
 
     assert without_configuration(of_cells) == without_configuration(whole)
     table = report.terminal_table_of_grid(grid, {cell: cell.records() for cell in grid.cells})
-    assert [str(each) for each in table.columns[0].cells] == ["nope", "alibi"]
+    assert [str(each) for each in table.columns[0].cells] == ["NoPE", "ALiBi"]
 
 
 def test_finished_needs_every_record(measured: tuple[Path, Grid]) -> None:
@@ -159,9 +159,9 @@ def test_other_grids_are_a_table(measured: tuple[Path, Grid], tmp_path: Path) ->
     assert [column.text for column in table.columns][:4] == ["steps", "scheme", "score", "seeds"]
     rows = [[cell.text for cell in row] for row in table.cells]
     assert [row[:4] for row in rows] == [
-        ["6", "nope", "bits", "2"],
-        ["6", "alibi", "bits", "1"],
-        ["12", "nope", "bits", "1"],
+        ["6", "NoPE", "bits", "2"],
+        ["6", "ALiBi", "bits", "1"],
+        ["12", "NoPE", "bits", "1"],
     ]
     (sliding,) = (r for r in found[twelve] if (r["kind"], r.get("length")) == ("sliding", 16))
     assert rows[2][4].startswith(f"{sum(sliding['bits']) / len(sliding['bits']):.3f}±")

@@ -7,6 +7,7 @@ from matplotlib.lines import Line2D
 
 from posenc_lab.compare.pictures import FIGURES, differences, final_tokens, sliding, windows
 from posenc_lab.compare.summary import Summary
+from posenc_lab.kit.titles import titled
 from tests.compare import synthetic_records
 from tests.compare.test_summary import bits
 
@@ -28,11 +29,11 @@ def ticks(axes: Axes) -> list[str]:
 def test_a_line_per_scheme_goes_through_its_means(kind: str) -> None:
     records = synthetic_records.records(seeds=(0, 1))
     drawn = lines(FIGURES[kind](Summary(records), False))
-    assert set(synthetic_records.SCHEMES) <= set(drawn)
+    assert set(map(titled, synthetic_records.SCHEMES)) <= set(drawn)
     for scheme in synthetic_records.SCHEMES:
         lengths = [n for n in synthetic_records.LENGTHS if scheme != "learned" or n <= synthetic_records.TRAIN_LENGTH]
-        assert list(drawn[scheme].get_xdata()) == lengths
-        assert list(drawn[scheme].get_ydata()) == pytest.approx(
+        assert list(drawn[titled(scheme)].get_xdata()) == lengths
+        assert list(drawn[titled(scheme)].get_ydata()) == pytest.approx(
             [bits(records, kind, scheme, n).mean() for n in lengths]
         )
 
@@ -55,13 +56,13 @@ def test_an_exploding_scheme_does_not_flatten_the_rest_and_is_not_dropped() -> N
         assert f"{bits(records, 'windows', 'sinusoidal', length).mean():.2f} ↑" in texts(figure)
     arrows = [line for line in figure.axes[0].lines if line.get_marker() == "$↑$"]
     assert {float(line.get_xdata()[0]) for line in arrows} == {512, 1024}
-    assert "sinusoidal" in texts(figure)
+    assert "Sinusoidal" in texts(figure)
 
 
 def test_where_a_scheme_is_undefined_its_line_ends_in_a_cross_with_a_note() -> None:
     for draw in (windows, sliding, final_tokens, differences):
         figure = draw(Summary(synthetic_records.records()))
-        assert "× learned: undefined past 128" in texts(figure)
+        assert "× Learned: undefined past 128" in texts(figure)
         crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
         assert [float(line.get_xdata()[0]) for line in crosses] == [128]
 
@@ -70,12 +71,12 @@ def test_differences_are_paired_and_show_the_margin() -> None:
     records = synthetic_records.records()
     figure = differences(Summary(records))
     drawn = lines(figure)
-    assert "nope" not in drawn
+    assert "NoPE" not in drawn
     means = [
         (bits(records, "sliding", "rope", n) - bits(records, "sliding", "nope", n)).mean()
         for n in synthetic_records.LENGTHS
     ]
-    assert list(drawn["rope"].get_ydata()) == pytest.approx(means)
+    assert list(drawn["RoPE"].get_ydata()) == pytest.approx(means)
     zone = next(patch for patch in figure.axes[0].patches if patch.get_label() == "margin")
     extent = zone.get_extents().transformed(figure.axes[0].transData.inverted())
     assert (extent.ymin, extent.ymax) == pytest.approx((-0.02, 0.02))
@@ -89,7 +90,7 @@ def test_what_diverged_is_said_in_every_figure(name: str) -> None:
     figure = FIGURES[name](Summary(records), False)
     figure.draw_without_rendering()
     assert any("diverged at step 40" in text for text in texts(figure))
-    assert "rope" not in lines(figure)
+    assert "RoPE" not in lines(figure)
     every = synthetic_records.records(("nope", "rope"))
     for scheme in ("nope", "rope"):
         every = synthetic_records.diverge(every, scheme)

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from posenc_lab.compare import report
 from posenc_lab.compare.pictures import FIGURES
+from posenc_lab.kit.titles import titled
 from tests.compare import synthetic_records
 from tests.compare.test_summary import THREE, bits
 from tests.kit.pages import Page
@@ -40,7 +41,7 @@ def test_every_scheme_has_its_numbers() -> None:
     records = synthetic_records.records()
     parsed = page(records)
     for scheme in synthetic_records.SCHEMES:
-        row = parsed.row("schemes", scheme)
+        row = parsed.row("schemes", titled(scheme))
         for cell, length in zip(row[1:6], synthetic_records.LENGTHS, strict=True):
             if scheme == "learned" and length > synthetic_records.TRAIN_LENGTH:
                 assert cell == "undefined"
@@ -53,8 +54,8 @@ def test_every_scheme_has_its_numbers() -> None:
             f"{timed['step_ratio']:.2f}× {timed['low']:.2f}–{timed['high']:.2f}",
             f"{trained['peak_bytes'] / 1e6:,.0f} MB",
         ]
-    assert parsed.row("schemes", "learned")[0] == "learned undefined past 128"
-    assert "learned has 128 positions, 0 to 127; got position 255" in parsed.text
+    assert parsed.row("schemes", "Learned")[0] == "Learned undefined past 128"
+    assert "Learned is undefined past 128: learned has 128 positions, 0 to 127; got position 255" in parsed.text
 
 
 def test_the_best_of_every_length_are_marked_from_three_seeds_on() -> None:
@@ -79,7 +80,7 @@ def test_it_says_how_to_read_it_and_how_to_repeat_it() -> None:
     for said in (
         "No scheme was tuned: all had one learning rate, 0.005 (positional parameters: times what the scheme's",
         "This comparison has one seed, so there are no verdicts: they need at least 3 seeds.",
-        "At the training length of 128 bytes, bits per byte: 2.30 with rope, 2.31 with alibi",
+        "At the training length of 128 bytes, bits per byte: 2.30 with RoPE, 2.31 with ALiBi",
         "What must not be concluded",
         "The results are of one seed: the intervals cover the choice of examples",
         "posenc compare --schemes nope,learned,sinusoidal,rope,alibi --text poems --train-length 128",
@@ -96,9 +97,9 @@ def test_a_partial_run_says_what_is_missing() -> None:
     records = synthetic_records.records()
     half = page(records[: len(records) // 2])
     assert "This comparison is not finished" in half.text
-    assert "rope and alibi, seed 0: everything" in half.text
-    assert half.row("schemes", "rope")[1:] == ["missing"] * 5 + ["missing missing", "missing", "missing"]
-    assert "rope and alibi are not measured" in half.text
+    assert "RoPE and ALiBi, seed 0: everything" in half.text
+    assert half.row("schemes", "RoPE")[1:] == ["missing"] * 5 + ["missing missing", "missing", "missing"]
+    assert "RoPE and ALiBi are not measured" in half.text
     assert "This comparison is not finished" not in page(records).text
 
 
@@ -136,9 +137,13 @@ def test_the_terminal_table_fits_and_has_the_numbers(seeds: tuple[int, ...]) -> 
     assert "…" not in shown
     for scheme in (*synthetic_records.SCHEMES, "rope+alibi"):
         # One line for each: nothing is folded.
-        cells = next(line.split() for line in shown.splitlines() if line.split()[:1] == [scheme])
-        assert len(cells) == 9
-        assert cells[8].startswith(
+        cells = next(
+            found[1].split()
+            for line in shown.splitlines()
+            if (found := re.match(rf" *{re.escape(titled(scheme))} +(\d.*)", line))
+        )
+        assert len(cells) == 8
+        assert cells[7].startswith(
             "undefined" if scheme == "learned" else f"{bits(records, 'sliding', scheme, 1024).mean():.2f}±."
         )
     assert ("*" in shown) == (seeds == THREE)
@@ -157,14 +162,14 @@ def test_many_lengths_still_fit_the_terminal() -> None:
 def test_what_diverged_is_said_and_no_number() -> None:
     records = synthetic_records.diverge(synthetic_records.records(), "rope")
     parsed = page(records)
-    row = parsed.row("schemes", "rope")
-    assert row[0] == "rope diverged at step 40"
+    row = parsed.row("schemes", "RoPE")
+    assert row[0] == "RoPE diverged at step 40"
     assert row[1:8] == ["diverged"] * 5 + ["diverged diverged", "1.09× 1.08–1.11"]
-    assert parsed.row("differences", "rope")[1:] == ["diverged"] * 5 + ["0"]
-    assert "rope diverged at step 40: its loss was no longer finite, so it was not tested." in parsed.text
+    assert parsed.row("differences", "RoPE")[1:] == ["diverged"] * 5 + ["0"]
+    assert "RoPE diverged at step 40: its loss was no longer finite, so it was not tested." in parsed.text
     assert "the learning rate was too high here" in " ".join(parsed.text.split())
     assert "not finished" not in parsed.text
     shown = printed(records)
-    assert next(line.split() for line in shown.splitlines() if line.split()[:1] == ["rope"])[4:] == ["diverged"] * 5
-    assert "rope diverged at step 40." in shown
+    assert next(line.split() for line in shown.splitlines() if line.split()[:1] == ["RoPE"])[4:] == ["diverged"] * 5
+    assert "RoPE diverged at step 40." in shown
     assert max(map(len, shown.splitlines())) <= 100

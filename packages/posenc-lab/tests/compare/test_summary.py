@@ -60,7 +60,7 @@ def test_a_loss_that_is_no_number_stays_one_and_wins_nothing() -> None:
     assert value is not None
     assert not value.finite
     assert summary.best("sliding", 1024) == ("nope",)
-    assert "alibi is not finite" in report.observed(summary)[2]
+    assert "ALiBi is not finite" in report.observed(summary)[2]
     assert report.cell(summary, "sliding", "alibi", 1024) == report.Cell("not finite", mark="absent")
 
 
@@ -75,9 +75,9 @@ def test_what_is_missing_is_named() -> None:
 
     missing = Summary([r for r in synthetic_records.records() if kept(r)]).missing()
     assert missing == [
-        "nope, learned and sinusoidal, seed 0: the step time",
-        "rope, seed 0: sliding windows at 512 and 1,024 bytes; loss by position",
-        "alibi, seed 0: everything",
+        "NoPE, Learned and Sinusoidal, seed 0: the step time",
+        "RoPE, seed 0: sliding windows at 512 and 1,024 bytes; loss by position",
+        "ALiBi, seed 0: everything",
     ]
 
 
@@ -123,9 +123,9 @@ def test_schemes_with_too_few_seeds_are_neither_the_best_nor_worse() -> None:
     assert summary.few_seeds() == ("alibi",)
     assert summary.best("sliding", 1024) == ("nope",)
     found = report.observed(summary)
-    assert found[1] == "There are no verdicts on alibi: they need at least 3 seeds."
-    assert "nope has the lowest loss among those with 3 seeds, 3.70 bits per byte; rope is" in found[3]
-    assert "; alibi has 2.24 with too few seeds; " in found[3]
+    assert found[1] == "There are no verdicts on ALiBi: they need at least 3 seeds."
+    assert "NoPE has the lowest loss among those with 3 seeds, 3.70 bits per byte; RoPE is" in found[3]
+    assert "; ALiBi has 2.24 with too few seeds; " in found[3]
 
 
 def test_a_seed_that_diverged_is_said_and_the_others_count() -> None:
@@ -139,7 +139,7 @@ def test_a_seed_that_diverged_is_said_and_the_others_count() -> None:
     assert value is not None
     assert value.seeds == 1
     said = report.observed(summary)[-1]
-    assert said.startswith("alibi diverged at step 40 with seed 1: ")
+    assert said.startswith("ALiBi diverged at step 40 with seed 1: ")
     assert said.endswith("its results are from the other seeds.")
 
 
@@ -149,13 +149,13 @@ def test_observations_follow_the_numbers() -> None:
     tuning, trained, past, context = report.observed(Summary(records))
     assert tuning.startswith("No scheme was tuned: ")
     assert trained.startswith(
-        "At the training length of 128 bytes, no scheme is shown to beat any of rope (2.31) and alibi (2.32)"
+        "At the training length of 128 bytes, no scheme is shown to beat any of RoPE (2.31) and ALiBi (2.32)"
     )
-    assert f"alibi has the lowest loss, {mean['alibi']:.2f} bits per byte" in past
-    assert f"sinusoidal is {mean['sinusoidal'] - mean['alibi']:.2f} above" in past
-    assert past.endswith("learned is undefined past 128.")
+    assert f"ALiBi has the lowest loss, {mean['alibi']:.2f} bits per byte" in past
+    assert f"Sinusoidal is {mean['sinusoidal'] - mean['alibi']:.2f} above" in past
+    assert past.endswith("Learned is undefined past 128.")
     gain = (bits(records, "truncated", "alibi", 128) - bits(records, "final_tokens", "alibi", 1024)).mean()
-    assert f"lowers the loss of alibi by {gain:.2f}; raises the loss of nope by " in context
+    assert f"lowers the loss of ALiBi by {gain:.2f}; raises the loss of NoPE by " in context
 
 
 def test_context_that_changes_nothing_is_said_to() -> None:
@@ -165,12 +165,12 @@ def test_context_that_changes_nothing_is_said_to() -> None:
     for record in records:
         if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
             record["bits"] = [value + rng.normal(0, 0.001) for value in kept[record["seed"]]]
-    assert "does not change the loss of alibi; raises the loss of nope" in report.observed(Summary(records))[3]
+    assert "does not change the loss of ALiBi; raises the loss of NoPE" in report.observed(Summary(records))[3]
     for record in records:
         if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
             record["bits"] = [value - 0.005 for value in record["bits"]]
-    assert "lowers the loss of alibi by 0.00 (within the margin)" in report.observed(Summary(records))[3]
+    assert "lowers the loss of ALiBi by 0.00 (within the margin)" in report.observed(Summary(records))[3]
     for record in records:
         if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
             record["bits"] = [value + rng.normal(0, 0.5) for value in record["bits"]]
-    assert "has an undecided effect on alibi" in report.observed(Summary(records))[3]
+    assert "has an undecided effect on ALiBi" in report.observed(Summary(records))[3]

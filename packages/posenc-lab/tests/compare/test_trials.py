@@ -43,30 +43,30 @@ def test_whether_schemes_were_tuned_is_said_first() -> None:
     assert first().startswith("No scheme was tuned: all had one learning rate, 0.005 (positional parameters: times")
     assert first("nope", "rope") == "Every scheme was tuned with 5 trials."
     assert first("rope") == (
-        "rope was tuned with 5 trials; nope was not tuned, and where it stands can be an artefact of the learning rate."
+        "RoPE was tuned with 5 trials; NoPE was not tuned, and where it stands can be an artefact of the learning rate."
     )
     given = [r for r in tuned("nope", "rope") if (r["kind"], r["scheme"]) != ("trial", "rope")]
     assert report.observed(Summary(given))[0] == (
-        "nope was tuned with 5 trials; rope was trained at a learning rate given for it."
+        "NoPE was tuned with 5 trials; RoPE was trained at a learning rate given for it."
     )
     fewer = [r for r in tuned("nope", "rope") if (r["scheme"], r.get("trial")) != ("rope", 4)]
-    assert report.observed(Summary(fewer))[0] == "nope was tuned with 5 trials; rope was tuned with 4 trials."
+    assert report.observed(Summary(fewer))[0] == "NoPE was tuned with 5 trials; RoPE was tuned with 4 trials."
 
 
 def test_every_trial_is_shown_and_the_best_of_a_scheme_is_marked() -> None:
     records = tuned("nope", "rope")
     page = parsed(records)
     assert [[cell.strip() for cell in row] for row in page.tables["trials"][1:]] == [
-        ["nope", "0.001", "30", "2.900", "–", "3.2"],
-        ["nope", "0.002", "30", "2.800", "–", "3.2"],
-        ["nope", "0.005", "30", "2.700", "–", "3.2"],
-        ["nope", "0.01", "30", "2.720", "–", "3.2"],
-        ["nope", "0.03", "30", "diverged", "–", "–"],
-        ["rope", "0.001", "30", "2.500", "3.500", "3.2"],
-        ["rope", "0.002", "30", "2.400", "3.400", "3.2"],
-        ["rope", "0.005", "30", "2.450", "3.450", "3.2"],
-        ["rope", "0.01", "30", "2.600", "3.600", "3.2"],
-        ["rope", "0.03", "30", "2.700", "3.700", "3.2"],
+        ["NoPE", "0.001", "30", "2.900", "–", "3.2"],
+        ["NoPE", "0.002", "30", "2.800", "–", "3.2"],
+        ["NoPE", "0.005", "30", "2.700", "–", "3.2"],
+        ["NoPE", "0.01", "30", "2.720", "–", "3.2"],
+        ["NoPE", "0.03", "30", "diverged", "–", "–"],
+        ["RoPE", "0.001", "30", "2.500", "3.500", "3.2"],
+        ["RoPE", "0.002", "30", "2.400", "3.400", "3.2"],
+        ["RoPE", "0.005", "30", "2.450", "3.450", "3.2"],
+        ["RoPE", "0.01", "30", "2.600", "3.600", "3.2"],
+        ["RoPE", "0.03", "30", "2.700", "3.700", "3.2"],
     ]
     assert re.findall(
         r'class="number best">([^<]*)<', report.html(records, {}).partition("How they were tuned")[2]

@@ -15,6 +15,7 @@ from posenc.command.files import write_whole
 from posenc_lab.kit import report
 from posenc_lab.kit.interleaving import ratios
 from posenc_lab.kit.records import made_with
+from posenc_lab.kit.titles import titled
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -240,7 +241,7 @@ def _price(records: Sequence[Record], phase: str) -> Table:
         takes = list(dict.fromkeys(record["auto"] for record in there))
         cells = (table.cell(record, "auto", ratio_cell) for record in measured)
         worst = max(map(regret, there), default=0.0)
-        table.rows.append((scheme, " → ".join(takes), *cells, *[f"{worst:.2f}" if worst else ""] * several))
+        table.rows.append((titled(scheme), " → ".join(takes), *cells, *[f"{worst:.2f}" if worst else ""] * several))
         others = dict.fromkeys(n for r in there for n in r["results"] if n != r["baseline"] and takes != [n])
         for name in others if several else ():
             table.rows.append(("", name, *(table.cell(record, name, ratio_cell) for record in measured), ""))
@@ -263,7 +264,9 @@ def _memory(records: Sequence[Record], phase: str) -> Table:
         firsts = [next(record for record in found if record["length"] == length) for length in lengths]
         table.rows.append(("plain", *(table.cell(first, first["baseline"], form) for first in firsts)))
     for scheme in schemes(found):
-        table.rows.append((scheme, *(table.cell(one(found, scheme, length), "auto", form) for length in lengths)))
+        table.rows.append(
+            (titled(scheme), *(table.cell(one(found, scheme, length), "auto", form) for length in lengths))
+        )
     return table
 
 
@@ -280,7 +283,7 @@ def _regrets(records: Sequence[Record]) -> list[Table]:
     for n, value in found.items():
         record = records[n]
         _, phase, seen = record["kind"].split(" ", 2)
-        for part in ("all", phase, seen, f"{record['length']:,} tokens", record["scheme"]):
+        for part in ("all", phase, seen, f"{record['length']:,} tokens", titled(record["scheme"])):
             parts.setdefault(part, []).append(value)
     lengths = {f"{n:,} tokens": n for n in lengths_of(records)}
     first = {"all": 0, **dict.fromkeys(PHASES, 1), "causal": 2, "both ways": 2}
@@ -291,7 +294,7 @@ def _regrets(records: Sequence[Record]) -> list[Table]:
     worst = Table("The largest", "", ("call", "auto takes", "ms", "fastest", "ms", "regret"))
     for n in sorted((n for n in found if found[n] > 1), key=lambda n: -found[n])[:WORST]:
         record, best = records[n], _fastest(records[n])
-        call = f"{record['scheme']}, {record['kind'].removeprefix('regret ')}, {record['length']:,} tokens"
+        call = f"{titled(record['scheme'])}, {record['kind'].removeprefix('regret ')}, {record['length']:,} tokens"
         took = record["auto"]
         cells = (took, amount_cell(record, took), best, amount_cell(record, best), f"{found[n]:.2f}")
         worst.rows.append((call, *cells))
@@ -308,7 +311,7 @@ def _mine(records: Sequence[Record]) -> Table:
         f"plain causal attention and of posenc in the same rounds; the median, {SPREAD}."
     )
     header = ("phase", "tokens", "what", "off by", "ms", "over plain", "over posenc", "peak, MiB")
-    table = Table(f"{named} beside posenc's {scheme}", lead, header)
+    table = Table(f"{named} beside posenc's {titled(scheme)}", lead, header)
     for record in found:
         takes = {"mine": named, "posenc": f"posenc ({record['auto']})"}
         for name in record["results"]:

@@ -19,6 +19,7 @@ from posenc_lab.compare.puzzle import Puzzle
 from posenc_lab.compare.summary import Estimate, Summary, multiple
 from posenc_lab.compare.task import Task, listed
 from posenc_lab.kit import style
+from posenc_lab.kit.titles import titled
 
 BITS = "bits per byte"
 
@@ -82,7 +83,7 @@ def draw(
         note(axes, len(outside), words)
         for line in baselines:
             look = style.look(line.scheme, dark)
-            label = f"{line.scheme}, truncated"
+            label = f"{titled(line.scheme)}, truncated"
             axes.plot(*_data(line), color=look.color, linestyle=style.BASELINE, linewidth=1, label=label)
         # An offset in points, so that the intervals of schemes do not overlap.
         aside = {line.scheme: 0.0 if bands else 3.0 * (i - (len(drawn) - 1) / 2) for i, line in enumerate(drawn)}
@@ -105,7 +106,7 @@ def _absences(lines: Sequence[Line]) -> list[str]:
     for line in lines:
         if line.end and not line.points:
             found.setdefault(line.end, []).append(line.scheme)
-    notes = {reason: f"{reason}: {listed(schemes)}" for reason, schemes in found.items()}
+    notes = {reason: f"{reason}: {listed(map(titled, schemes))}" for reason, schemes in found.items()}
     return [note if len(note) <= 46 else f"{reason}: {len(found[reason])} schemes" for reason, note in notes.items()]
 
 
@@ -127,7 +128,7 @@ def canvas(
     summary: Measured, dark: bool, title: str, xlabel: str, ylabel: str = BITS, rows: int = 0, bottom: float = BOTTOM
 ) -> tuple[Figure, Axes]:
     """A figure with axes of the standard size, and room for ``rows`` of text above and for names on the right."""
-    right = 0.5 + 0.078 * max([8, *map(len, summary.schemes)])
+    right = 0.5 + 0.078 * max([8, *(len(titled(scheme)) for scheme in summary.schemes)])
     width, height = LEFT + AXES[0] + right, bottom + AXES[1] + GAP + rows * ROW + TOP
     with style.context(dark):
         figure = Figure(figsize=(width, height))
@@ -197,7 +198,7 @@ def _curve(axes: Axes, line: Line, dark: bool, bands: bool, aside: float) -> Non
     else:
         axes.vlines(*ends, color=color, linewidth=2.6, alpha=0.4, transform=moved)
     marked = [x.index(at) for at in _spaced(axes, x, x[-1], lambda _: 0.06)]
-    (drawn,) = axes.plot(x, means, color=color, linestyle=look.dashes, transform=moved, label=line.scheme)
+    (drawn,) = axes.plot(x, means, color=color, linestyle=look.dashes, transform=moved, label=titled(line.scheme))
     drawn.set(marker=look.marker, markersize=4.5 if bands else 5.5, markevery=marked)
 
 
@@ -240,7 +241,7 @@ def _stop(axes: Axes, line: Line, row: int, aside: float, dark: bool) -> None:
     axes.plot([at, at], [_below(row), top], ":", color=color, linewidth=0.9, transform=across)
     if _within(value, low, high):
         axes.plot([x], [value.mean], "x", color=color, markersize=11, markeredgewidth=2.2, transform=there)
-    _note(axes, row, at + 0.015 if at < 0.5 else at - 0.015, f"× {line.scheme}: {line.end}", dark)
+    _note(axes, row, at + 0.015 if at < 0.5 else at - 0.015, f"× {titled(line.scheme)}: {line.end}", dark)
 
 
 def _below(row: int) -> float:
@@ -276,7 +277,7 @@ def names(axes: Axes, ends: dict[str, tuple[float, float]], dark: bool) -> None:
 def _name(axes: Axes, scheme: str, y: float, dark: bool) -> None:
     look, across = style.look(scheme, dark), axes.transAxes
     axes.plot([1.05], [y], color=look.color, marker=look.marker, markersize=6, transform=across, clip_on=False)
-    axes.text(1.075, y, scheme, transform=across, va="center", size=9.5)
+    axes.text(1.075, y, titled(scheme), transform=across, va="center", size=9.5)
 
 
 # --- the figures ------------------------------------------------------------------------------------------------------
@@ -323,13 +324,13 @@ def differences(summary: Summary, dark: bool = False) -> Figure:
         if scheme != summary.reference:
             end = _end(summary, "sliding", scheme, [int(x) for x, _ in points])
             if not points and not summary.diverged(scheme) and (why := summary.diverged(summary.reference)):
-                end = f"{summary.reference} {why}"
+                end = f"{titled(summary.reference)} {why}"
             lines.append(Line(scheme, points, end))
     shown = [abs(v) for line in lines for x, p in line.finite() if x <= summary.train_length for v in (p.low, p.high)]
     near = min(max([5 * margin, *(2.5 * v for v in shown)]), 1.0)
     means = [value.mean for line in lines for _, value in line.finite()]
     limits = (max(-near, min([-2 * margin, *means])), min(near, max([2 * margin, *means])))
-    title = f"Difference from {summary.reference or 'the reference'}: sliding windows"
+    title = f"Difference from {titled(summary.reference) or 'the reference'}: sliding windows"
     words = f"grey: the margin, ±{margin:g} bits"
     figure = draw(summary, lines, limits, dark, title, "test length (bytes)", f"difference in {BITS}", words=words)
     if lines:
@@ -357,7 +358,9 @@ def by_position(summary: Summary, dark: bool = False) -> Figure:
 
 def training(summary: Summary, dark: bool = False) -> Figure:
     """Training loss against step, a thin line for each seed."""
-    diverged = [f"not drawn: {scheme} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))]
+    diverged = [
+        f"not drawn: {titled(scheme)} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))
+    ]
     loss = BITS if summary.task.score == "bits" else "cross-entropy (bits)"
     figure, axes = canvas(summary, dark, "Loss in training", "step", loss, rows=len(diverged), bottom=0.62)
     curves = {s: [r["curve"] for r in summary.of("training", s) if r.get("curve")] for s in summary.schemes}
@@ -379,7 +382,7 @@ def training(summary: Summary, dark: bool = False) -> Figure:
             look = style.look(scheme, dark)
             for curve in group:
                 xy = zip(*curve, strict=True)
-                axes.plot(*xy, color=look.color, linestyle=look.dashes, linewidth=1.2, label=scheme)
+                axes.plot(*xy, color=look.color, linestyle=look.dashes, linewidth=1.2, label=titled(scheme))
         names(axes, {scheme: group[0][-1] for scheme, group in curves.items() if group}, dark)
     return figure
 

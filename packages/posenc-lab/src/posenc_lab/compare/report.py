@@ -35,6 +35,7 @@ from posenc_lab.kit.report import (
     as_printed,
 )
 from posenc_lab.kit.statistics import MIN_SEEDS, wilson
+from posenc_lab.kit.titles import titled
 
 if TYPE_CHECKING:
     from posenc_lab.compare.grid import Cell as GridCell
@@ -72,9 +73,9 @@ def figures(task: Task) -> dict[str, Callable[[Summary, bool], Figure]]:
 def content(summary: Summary) -> Report:
     """The contents of the page."""
     task = summary.task
-    left_out = "; ".join(f"{listed(names)} ({reason})" for reason, names in task.left_out().items())
+    left_out = "; ".join(f"{named(names)} ({reason})" for reason, names in task.left_out().items())
     return Report(
-        title=f"posenc compare: {', '.join(summary.schemes)}",
+        title=f"posenc compare: {', '.join(map(titled, summary.schemes))}",
         heading=task.title if isinstance(task, Puzzle) else "Train short, test long",
         lead=[_lead(summary)],
         parts=[
@@ -132,6 +133,11 @@ def _warnings(summary: Summary) -> list[Part]:
     return found
 
 
+def named(schemes: Sequence[str]) -> str:
+    """Schemes in a row of words."""
+    return listed(map(titled, schemes))
+
+
 # --- sentences ------------------------------------------------------------------------------------------------------
 
 
@@ -145,7 +151,7 @@ def observed(summary: Summary) -> list[str]:
     for scheme in summary.schemes:
         if words := summary.diverged(scheme):
             rest = "its results are from the other seeds" if summary.measured(scheme) else "it was not tested"
-            found.append(f"{scheme} {words}: its loss was no longer finite, so {rest}.")
+            found.append(f"{titled(scheme)} {words}: its loss was no longer finite, so {rest}.")
     return [sentence for sentence in found if sentence]
 
 
@@ -161,7 +167,7 @@ def preface(summary: Summary) -> list[str]:
     if most < MIN_SEEDS:
         verdicts = f"This comparison has {seeds}, so there are no verdicts: they need at least {MIN_SEEDS} seeds."
     elif few:
-        verdicts = f"There are no verdicts on {listed(few)}: they need at least {MIN_SEEDS} seeds."
+        verdicts = f"There are no verdicts on {named(few)}: they need at least {MIN_SEEDS} seeds."
     return [sentence for sentence in (_tuned(summary), verdicts) if sentence]
 
 
@@ -181,11 +187,11 @@ def _tuned(summary: Summary) -> str:
     parts = []
     for count in dict.fromkeys(counts.values()):
         whose = [scheme for scheme, its in counts.items() if its == count]
-        were = "Every scheme was" if len(whose) == len(trained) else f"{listed(whose)} {'were' if whose[1:] else 'was'}"
+        were = "Every scheme was" if len(whose) == len(trained) else f"{named(whose)} {'were' if whose[1:] else 'was'}"
         parts.append(f"{were} {f'tuned with {count} trials' if count else 'trained at a learning rate given for it'}")
     if without := [scheme for scheme in trained if scheme not in done]:
         were, stand = ("were", "they stand") if without[1:] else ("was", "it stands")
-        parts.append(f"{listed(without)} {were} not tuned, and where {stand} can be an artefact of the learning rate")
+        parts.append(f"{named(without)} {were} not tuned, and where {stand} can be an artefact of the learning rate")
     return f"{'; '.join(parts)}." if parts else ""
 
 
@@ -205,21 +211,21 @@ def _order(summary: Summary, length: int) -> str:
         top, judged = means[best[0]], [s for s in order if found[s].judged]
         among = "" if len(judged) == len(order) else f" among those with {MIN_SEEDS} seeds"
         if best[1:]:
-            named = listed(f"{s} ({means[s]:.2f})" for s in best)
-            words = f"{where}, no scheme is shown to beat any of {named}{unit}{among}"
+            among_best = listed(f"{titled(s)} ({means[s]:.2f})" for s in best)
+            words = f"{where}, no scheme is shown to beat any of {among_best}{unit}{among}"
         else:
             superlative = "highest share of right answers" if of_puzzle else "lowest loss"
-            words = f"{where}, {best[0]} has the {superlative}{among}, {top:.2f}{unit}"
+            words = f"{where}, {titled(best[0])} has the {superlative}{among}, {top:.2f}{unit}"
         side = "below" if of_puzzle else "above"
-        parts = [listed(f"{s} is {abs(means[s] - top):.2f} {side}" for s in judged if s not in best)]
-        parts += [f"{s} has {means[s]:.2f} with too few seeds" for s in order if s not in judged]
+        parts = [listed(f"{titled(s)} is {abs(means[s] - top):.2f} {side}" for s in judged if s not in best)]
+        parts += [f"{titled(s)} has {means[s]:.2f} with too few seeds" for s in order if s not in judged]
     else:
-        words = f"{where}, {measure}: {listed(f'{means[s]:.2f} with {s}' for s in order)}"
+        words = f"{where}, {measure}: {listed(f'{means[s]:.2f} with {titled(s)}' for s in order)}"
         parts = []
-    parts += [f"{s} is not finite" for s, e in found.items() if not e.finite]
-    parts += [f"{s} is {summary.end(s, kind)}" for s in summary.schemes if summary.undefined(s, length, kind)]
+    parts += [f"{titled(s)} is not finite" for s, e in found.items() if not e.finite]
+    parts += [f"{titled(s)} is {summary.end(s, kind)}" for s in summary.schemes if summary.undefined(s, length, kind)]
     absent = [s for s in summary.schemes if s not in found and not summary.no_value(s, length, kind)]
-    parts += [f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} not measured"] if absent else []
+    parts += [f"{named(absent)} {'is' if len(absent) == 1 else 'are'} not measured"] if absent else []
     return "; ".join([words, *filter(None, parts)]) + "."
 
 
@@ -254,14 +260,15 @@ def _use_of_context(summary: Summary, length: int) -> str:
         verdict = summary.verdict(effect)
         if not verdict:
             without = " (no verdict)" if summary.enough_seeds() else ""  # else said of all
-            form, words = f"changes the loss of {{}}{without}", f"{scheme} by {effect.mean:+.2f}".replace("-", "−")
+            change = f"{effect.mean:+.2f}".replace("-", "−")
+            form, words = f"changes the loss of {{}}{without}", f"{titled(scheme)} by {change}"
         elif verdict in ("tied", "undecided"):
             form = "does not change the loss of {}" if verdict == "tied" else "has an undecided effect on {}"
-            words = scheme
+            words = titled(scheme)
         else:
             side, _, small = verdict.partition(", ")
             form = "lowers the loss of {}" if side == "lower" else "raises the loss of {}"
-            words = f"{scheme} by {abs(effect.mean):.2f}{f' ({small})' if small else ''}"
+            words = f"{titled(scheme)} by {abs(effect.mean):.2f}{f' ({small})' if small else ''}"
         grouped.setdefault(form, []).append(words)
     words = "; ".join(form.format(listed(schemes)) for form, schemes in sorted(grouped.items()))
     start = f"A context of {length:,} bytes instead of {summary.train_length:,} for the final bytes"
@@ -312,7 +319,7 @@ def _not_concluded(summary: Summary) -> list[str]:
     few = summary.few_seeds()
     if alone := [scheme for scheme in few if len(summary.measured(scheme)) == 1]:
         tested = [scheme for scheme in summary.schemes if summary.measured(scheme)]
-        whose = "" if len(alone) == len(tested) else f" of {listed(alone)}"
+        whose = "" if len(alone) == len(tested) else f" of {named(alone)}"
         found.append(
             f"The results{whose} are of one seed: the intervals cover the choice of examples, but not the variance "
             "between training runs."
@@ -332,7 +339,7 @@ def _not_concluded(summary: Summary) -> list[str]:
     found += [
         "Undefined does not mean a bad result: the scheme does not define positions there.",
         f"Speed and memory are of this machine and this model size; step times are interleaved with "
-        f"{summary.timed_against}'s, so the load of the machine cancels.",
+        f"{titled(summary.timed_against)}'s, so the load of the machine cancels.",
     ]
     if any(map(summary.diverged, summary.schemes)):
         found.append(
@@ -349,12 +356,12 @@ def _numbers(summary: Summary) -> list[Part]:
     lengths, of_puzzle = summary.test_lengths, isinstance(summary.task, Puzzle)
     costs = (
         Column("parameters", "positional"),
-        Column("step time", f"÷ {summary.timed_against}'s"),
+        Column("step time", f"÷ {titled(summary.timed_against)}'s"),
         Column("memory", "peak of a step"),
     )
     rows: list[Row] = []
     for scheme in summary.schemes:
-        name = Cell(scheme, [summary.end(scheme, summary.kind), summary.diverged(scheme)])
+        name = Cell(titled(scheme), [summary.end(scheme, summary.kind), summary.diverged(scheme)])
         cells = [
             cell(summary, summary.kind, scheme, n, solved(summary, scheme, n), scheme in summary.best(summary.kind, n))
             for n in lengths
@@ -405,7 +412,11 @@ def _costs(summary: Summary, scheme: str) -> list[Cell]:
 def _why_undefined(summary: Summary) -> list[str]:
     """A sentence on each scheme that is undefined at some length."""
     whys = {s: [summary.undefined(s, n, summary.kind) for n in summary.test_lengths] for s in summary.schemes}
-    return [f"{s} is {summary.end(s, summary.kind)}: {next(filter(None, why))}" for s, why in whys.items() if any(why)]
+    return [
+        f"{titled(s)} is {summary.end(s, summary.kind)}: {next(filter(None, why))}"
+        for s, why in whys.items()
+        if any(why)
+    ]
 
 
 def cell(summary: Summary, kind: str, scheme: str, length: int, note: str = "", best: bool = False) -> Cell:
@@ -427,19 +438,19 @@ def _differences(summary: Summary) -> list[Part]:
         if scheme != reference:
             gaps = [summary.difference(kind, scheme, reference, n) for n in lengths]
             seeds = max((gap.seeds for gap in gaps if gap), default=0)
-            rows.append([scheme, *(_gap(summary, scheme, reference, n) for n in lengths), str(seeds)])
+            rows.append([titled(scheme), *(_gap(summary, scheme, reference, n) for n in lengths), str(seeds)])
             most = max(most, seeds)
     if not rows:
         return []
     of_puzzle = isinstance(summary.task, Puzzle)
     lead = joined(
-        f"Each scheme's {pictures.measure(summary.task)} minus {reference}'s, on the same examples"
+        f"Each scheme's {pictures.measure(summary.task)} minus {titled(reference)}'s, on the same examples"
         f"{' and with the same seeds' * (most > 1)}; {'above' if of_puzzle else 'below'} zero is better. ",
         "The intervals cover examples and seeds." if most > 1 else strong("Over examples, with one seed."),
     )
     caption = (
-        f"Difference from {reference} in bits per byte against test length, over sliding windows, with paired 95 % "
-        "intervals."
+        f"Difference from {titled(reference)} in bits per byte against test length, over sliding windows, with paired "
+        "95 % intervals."
     )
     parts: list[Part] = [
         Paragraph(lead),
@@ -456,7 +467,7 @@ def _differences(summary: Summary) -> list[Part]:
         )
         numbered = (replace(each, id=f"pairs-{i}") for i, each in enumerate(matrices, 1))
         parts.append(Section("Differences between all pairs", [Paragraph(said), *numbered], folded=True))
-    return [Section(f"Paired differences from {reference}", parts)]
+    return [Section(f"Paired differences from {titled(reference)}", parts)]
 
 
 def _gap(summary: Summary, scheme: str, other: str, length: int) -> Cell:
@@ -474,9 +485,11 @@ def _gap(summary: Summary, scheme: str, other: str, length: int) -> Cell:
 def _matrix(summary: Summary, length: int) -> Table:
     """Every scheme that has a number at a length minus every other; without rows for fewer than two."""
     schemes = [scheme for scheme in summary.schemes if summary.bits(summary.kind, scheme, length)]
-    table = Table(f"At {length:,} {summary.task.lengths}", "", ["minus", *map(Column, schemes)])
+    table = Table(
+        f"At {length:,} {summary.task.lengths}", "", ["minus", *(Column(titled(scheme)) for scheme in schemes)]
+    )
     for one in schemes if schemes[1:] else ():
-        table.rows.append([one, *(_gap(summary, one, s, length) if one != s else "" for s in schemes)])
+        table.rows.append([titled(one), *(_gap(summary, one, s, length) if one != s else "" for s in schemes)])
     return table
 
 
@@ -488,7 +501,7 @@ def _means(summary: Summary) -> list[Row]:
         return cell(summary, kind, scheme, length) if length in summary.lengths(kind) else Cell("–", mark="absent")
 
     return [
-        [scheme, what, *(at(kind, scheme, n) for n in summary.test_lengths)]
+        [titled(scheme), what, *(at(kind, scheme, n) for n in summary.test_lengths)]
         for kind, what in kinds.items()
         for scheme in summary.schemes
     ]
@@ -508,7 +521,7 @@ def _trials(summary: Summary) -> list[Part]:
             is_best = trial.bits is not None and trial.bits == best
             rows.append(
                 [
-                    scheme,
+                    titled(scheme),
                     number(trial.learning_rate, "{:g}"),
                     number(trial.multiplier, "{:g}"),
                     Cell(number(trial.bits, "{:.3f}", "diverged"), mark="best" if is_best else ""),
@@ -545,12 +558,12 @@ def terminal_table(records: Sequence[Record]) -> RichTable:
         for length in lengths:
             words, is_best = _short(summary, scheme, length), scheme in summary.best(kind, length)
             cells.append(Cell(words + ("*" if is_best else " "), mark="best" if is_best else ""))
-        table.rows.append([scheme, *once, *cells])
+        table.rows.append([titled(scheme), *once, *cells])
     star = "*: no other scheme is shown to be better; " if summary.enough_seeds()[1:] else ""
     notes = [
         *preface(summary),
-        f"{star}±: half the 95 % interval; step: time ÷ {summary.timed_against}'s; –: not measured.",
-        *(f"{s} {words}." for s in summary.schemes if (words := summary.diverged(s))),
+        f"{star}±: half the 95 % interval; step: time ÷ {titled(summary.timed_against)}'s; –: not measured.",
+        *(f"{titled(s)} {words}." for s in summary.schemes if (words := summary.diverged(s))),
     ]
     if missing := len(summary.lacking()):
         notes.append(f"{missing} of {len(summary.trainings)} trainings are incomplete: see the report.")
@@ -618,7 +631,7 @@ def grid_table(grid: "Grid", found: Found) -> Table:
         for scheme in summary.schemes:
             seeds = len(summary.measured(scheme))
             ends = [_short(summary, scheme, n, 3) for n in (summary.train_length, summary.test_lengths[-1])]
-            rows.append([*values, scheme, summary.task.score, str(seeds), *ends])
+            rows.append([*values, titled(scheme), summary.task.score, str(seeds), *ends])
     numbers = [Column(name) for name in ("seeds", "at the training length", "at the longest")]
     lead = "Means over seeds and windows, ± half the 95 % interval. Bits: lower is better; accuracy: higher."
     return Table("Every configuration", lead, [*varied, "scheme", "score", *numbers], rows, id="cells")

@@ -37,6 +37,7 @@ from posenc_lab.compare.task import Task, listed
 from posenc_lab.compare.tasks import task_of
 from posenc_lab.kit.files import require
 from posenc_lab.kit.statistics import MIN_SEEDS, Mean, holm, mean_of, verdict, wilson
+from posenc_lab.kit.titles import titled
 
 Record = Mapping[str, Any]
 
@@ -345,7 +346,7 @@ class Summary:
             groups.setdefault((seed, what), []).append(scheme)
         alike: dict[tuple[str, str], list[str]] = {}
         for (seed, what), schemes in groups.items():
-            alike.setdefault((listed(schemes), what), []).append(str(seed))
+            alike.setdefault((listed(map(titled, schemes)), what), []).append(str(seed))
         return [
             f"{schemes}, {'seeds' if seeds[1:] else 'seed'} {listed(seeds)}: {what}"
             for (schemes, what), seeds in alike.items()

@@ -166,7 +166,7 @@ def similarity(
     with style.context(dark):
         each_width = {1: 4.4, 2: 3.9, 3: 3.0, 4: 2.15}[columns]
         size = (0.9 + each_width * columns, 0.7 + (each_width - 0.25) * rows)
-        figure, axes = panels.panels(rows, columns, size, "How similar the vectors of two positions are", used=len(drawn))
+        figure, axes = panels.panels(rows, columns, size, "How similar vectors of two positions are", used=len(drawn))
         for index, (panel, each, values) in enumerate(zip(axes, drawn, cosines, strict=True)):
             image = panels.matrix(panel, values, colors, dark, upright=True)
             panel.set(title=each.title, xlabel=_tokens(grid), ylabel=_tokens(grid) if index % columns == 0 else "")
