@@ -3,7 +3,8 @@
 
 import { element } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
-import { agreed, apart, arrayOf } from "posenc/options.js";
+import { Positions } from "posenc/math/positions.js";
+import { agreed, apart, askAttention } from "posenc/options.js";
 import { svg } from "posenc/svg.js";
 
 /** Compares cos and sin of every pair at a position with posenc's; `factor` lengthens both. */
@@ -12,15 +13,9 @@ export async function checkAngles({ dim, base, scaling = null, position, angles,
     const pairs = dim / 2;
     const [q, keys] = [new Heads(pairs, 1, dim), new Heads(pairs, 2, dim)];
     for (let k = 0; k < pairs; k++) q.at(k, 0)[k] = keys.at(k, 0)[k] = keys.at(k, 1)[k + pairs] = 1;
-    const sent = arrayOf(keys);
-    const said = await app.ask("attention", {
-        schemes: [{ name: "rope", options: { head_dim: dim, base, ...(scaling && { scaling }) } }],
-        query: arrayOf(q),
-        key: sent,
-        value: sent,
-        positions: [[position]],
-        key_positions: [[0], [0]],
-    });
+    const rope = { name: "rope", options: { head_dim: dim, base, ...(scaling && { scaling }) } };
+    const places = { positions: new Positions([position]), keyPositions: new Positions([0, 0]) };
+    const said = await askAttention(app, [rope], [q, keys], places);
     const length = factor ** 2 / Math.sqrt(dim); // queries and keys both have the factor
     const ours = Array.from(angles, (x) => [length * Math.cos(x), length * Math.sin(x)]).flat();
     return agreed(dim, apart(ours, said.logits.data));

@@ -16,5 +16,26 @@ export function element(name, attributes = {}, ...children) {
 export const row = (name, cells, as = "td") =>
     element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((one) => element(as, {}, one)));
 
+/** A table: the words of its columns, rows of elements, and attributes, `caption` among them. */
+export const tableOf = (heads, rows, { caption, ...attributes } = {}) =>
+    element(
+        "table",
+        attributes,
+        ...(caption ? [element("caption", {}, caption)] : []),
+        element("thead", {}, element("tr", {}, ...heads.map((words) => element("th", { scope: "col" }, words)))),
+        element("tbody", {}, ...rows),
+    );
+
+/** A box of what may be wider than the page, which moves sideways by touch and by keys. */
+export const scroller = (name, more = "", ...children) =>
+    element("div", { class: `scroll ${more}`, tabindex: "0", role: "region", "aria-label": name }, ...children);
+
+/** Boxes side by side, at every width, three of a row. */
+export function threeIn(box) {
+    const boxes = [1, 2, 3].map(() => element("div"));
+    box.append(element("div", { class: "wide" }, element("div", { class: "three" }, ...boxes)));
+    return boxes;
+}
+
 /** A number as it stands in words, with true minus signs. */
 export const minus = (number) => String(number).replaceAll("-", "−");

@@ -205,16 +205,27 @@ export function named(entry, options, parameters = {}) {
 export const array = (shape, data) => ({ shape, data: Array.from(data) });
 
 /** Vectors by head and token, as the server takes them. */
-export const arrayOf = ({ heads, tokens, dim, data }) => array([heads, tokens, dim], data);
+const arrayOf = ({ heads, tokens, dim, data }) => array([heads, tokens, dim], data);
 
 /** What a layer projects for a scheme, {name: Heads}, as the server takes it: a number of each token has no width. */
-export const features = (projected) =>
+const features = (projected) =>
     Object.fromEntries(
         Object.entries(projected).map(([name, x]) => [
             name,
             x.dim === 1 ? array([x.heads, x.tokens], x.data) : arrayOf(x),
         ]),
     );
+
+/** Positions as the server takes them: a list of coordinates for each token. */
+export const coordinates = (positions) => Array.from({ length: positions.length }, (_, n) => [...positions.at(n)]);
+
+/** What posenc makes of the same attention of Heads at Positions: {logits, out}, each {shape, data}. */
+export const askAttention = (app, schemes, [q, k, v = k], { positions, keyPositions, projected = {}, ...more }) =>
+    app.ask("attention", {
+        ...{ schemes, query: arrayOf(q), key: arrayOf(k), value: arrayOf(v), positions: coordinates(positions) },
+        ...(keyPositions && { key_positions: coordinates(keyPositions) }),
+        ...{ features: features(projected), ...more },
+    });
 
 /** How far two lists of numbers are apart. What is finite in one alone is apart without bounds. */
 export function apart(ours, theirs) {

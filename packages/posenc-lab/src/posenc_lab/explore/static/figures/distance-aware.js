@@ -1,8 +1,10 @@
 // DA-Transformer's family of factors.
 
 import { minus } from "posenc/elements.js";
+import { Heads } from "posenc/math/arrays.js";
+import { Positions } from "posenc/math/positions.js";
 import { DistanceAware } from "posenc/math/score/distance_aware.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, askAttention, named } from "posenc/options.js";
 import { attended } from "posenc/use.js";
 
 const REACH = 8; // of R, to either side
@@ -85,22 +87,11 @@ export const figure = {
         `w = ${w}, v = ${v}: at a distance of ${length} tokens the score is multiplied by ${main[length].toPrecision(3)}; the bound is ${bound.toPrecision(3)}.`,
     async check(state, numbers, app) {
         const N = Math.min(state.length + 1, 32);
-        const one = array([1, 1, 1], [1]);
-        const ones = array([1, N, 1], new Float64Array(N).fill(1)); // every score is 1 without the factor
-        const { logits } = await app.ask("attention", {
-            schemes: [
-                {
-                    name: "distance_aware",
-                    options: { num_heads: 1 },
-                    parameters: { w: array([1], [state.w]), v: array([1], [state.v]) },
-                },
-            ],
-            query: one,
-            key: ones,
-            value: ones,
-            positions: [[0]],
-            key_positions: Array.from({ length: N }, (_, n) => [n]),
-        });
+        const one = (n) => new Heads(1, n, 1, new Float64Array(n).fill(1)); // every score is 1 without the factor
+        const learned = Object.fromEntries(["w", "v"].map((name) => [name, { shape: [1], data: [state[name]] }]));
+        const scheme = named({ name: "distance_aware" }, { num_heads: 1 }, learned);
+        const where = { positions: Positions.arange(1), keyPositions: Positions.arange(N) };
+        const { logits } = await askAttention(app, [scheme], [one(1), one(N)], where);
         return agreed(N, apart(Array.from(numbers.main.subarray(0, N)), logits.data));
     },
 };

@@ -1,6 +1,6 @@
 // Attention as a diagram, with the four doors where position can enter it.
 
-import { element } from "posenc/elements.js";
+import { element, row } from "posenc/elements.js";
 import * as options from "posenc/options.js";
 import { atEachWidth, svg } from "posenc/svg.js";
 import { use } from "posenc/use.js";
@@ -137,23 +137,10 @@ function about(entry) {
         "aria-label": `formula of ${entry.title}`,
     });
     formula.innerHTML = entry.formula ?? "";
-    return element(
-        "div",
-        { style: "flex: 1 1 22rem" },
-        element(
-            "table",
-            {},
-            element("caption", {}, element("strong", {}, entry.title)),
-            element(
-                "tbody",
-                {},
-                ...rows.map(([name, words]) =>
-                    element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, ...worded(words))),
-                ),
-            ),
-        ),
-        ...(entry.formula ? [formula] : []),
-    );
+    const lines = rows.map(([name, words]) => row(name, [element("span", {}, ...worded(words))]));
+    const caption = element("caption", {}, element("strong", {}, entry.title));
+    const table = element("table", {}, caption, element("tbody", {}, ...lines));
+    return element("div", { style: "flex: 1 1 22rem" }, table, ...(entry.formula ? [formula] : []));
 }
 
 const AXES = { one: "one coordinate", two: "two coordinates", three: "three coordinates" };

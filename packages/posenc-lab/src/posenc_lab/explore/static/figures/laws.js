@@ -1,6 +1,6 @@
 // What each scheme's mathematics does, law by law, as posenc laws measured it.
 
-import { element } from "posenc/elements.js";
+import { element, row, scroller, tableOf } from "posenc/elements.js";
 
 const ALL = "all laws";
 const NO_DOOR = "none";
@@ -37,12 +37,7 @@ export const figure = {
     },
     line: ({ scheme }) => `# posenc laws${scheme ? ` --schemes ${scheme}` : ""}`,
     mount(box, app) {
-        const frame = element("div", {
-            class: "scroll tall wide",
-            tabindex: "0",
-            role: "region",
-            "aria-label": "schemes and laws",
-        });
+        const frame = scroller("schemes and laws", "tall wide");
         box.append(frame);
         const stop = byArrows(frame);
         let shape = "";
@@ -70,29 +65,15 @@ export const figure = {
                         found.cell,
                     );
                     buttons[`${entry.name} ${law}`] = button;
-                    return element("td", {}, button);
+                    return button;
                 });
-                return element(
-                    "tr",
-                    { "data-scheme": entry.name },
-                    element("th", { scope: "row" }, entry.title),
-                    ...cells,
-                );
+                const made = row(entry.title, cells);
+                made.dataset.scheme = entry.name;
+                return made;
             });
-            const heads = laws.map((law) => element("th", { scope: "col" }, app.data.laws[law].head));
-            frame.replaceChildren(
-                element(
-                    "table",
-                    { class: "laws" },
-                    element(
-                        "caption",
-                        {},
-                        "Yes, no, or n/a where the question makes no sense for a scheme; and the number behind it",
-                    ),
-                    element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "scheme"), ...heads)),
-                    element("tbody", {}, ...rows),
-                ),
-            );
+            const caption = "Yes, no, or n/a where the question makes no sense for a scheme; and the number behind it";
+            const heads = ["scheme", ...laws.map((law) => app.data.laws[law].head)];
+            frame.replaceChildren(tableOf(heads, rows, { class: "laws", caption }));
             stop(frame.querySelector(".law"));
         };
         return (values, { entries, laws, open }) => {

@@ -1,7 +1,7 @@
 // Measured: what schemes do at lengths that the model was and was not trained on, with intervals.
 
 import { dropping } from "posenc/dropping.js";
-import { element } from "posenc/elements.js";
+import { element, row, scroller, tableOf } from "posenc/elements.js";
 import { chosen, command, control, source } from "posenc/records.js";
 
 const LIMITS = {
@@ -55,12 +55,7 @@ export const figure = {
             height: 340,
         });
         const ends = element("p", { class: "ends" });
-        const numbers = element("div", {
-            class: "scroll numbers",
-            tabindex: "0",
-            role: "region",
-            "aria-label": "the numbers of the curves",
-        });
+        const numbers = scroller("the numbers of the curves", "numbers");
         const limits = element("p", { class: "ends" });
         shown.append(ends, numbers, limits);
         box.append(shown, place);
@@ -156,41 +151,22 @@ function sorted(curves, { better }, names) {
 }
 
 function table({ name, trained, seeds }, { kind, lengths, curves, baselines }, task) {
-    const cell = ([mean, low, high, why] = [null, null, null, ""]) =>
-        element(
-            "td",
-            {},
-            ...(mean === null
-                ? [why]
-                : [
-                      mean.toFixed(3),
-                      ...(low === null
-                          ? []
-                          : [element("br"), element("small", {}, `${low.toFixed(2)}–${high.toFixed(2)}`)]),
-                  ]),
-        );
-    const heads = lengths.map((length) =>
-        element("th", { scope: "col" }, length.toLocaleString("en"), length === trained ? " (trained)" : ""),
-    );
+    const cell = ([mean, low, high, why] = [null, null, null, ""]) => {
+        if (mean === null) return why;
+        const range = low === null ? [] : [element("br"), element("small", {}, `${low.toFixed(2)}–${high.toFixed(2)}`)];
+        return element("span", {}, mean.toFixed(3), ...range);
+    };
+    const heads = lengths.map((length) => length.toLocaleString("en") + (length === trained ? " (trained)" : ""));
     const isDashed = Object.keys(baselines).length > 0;
-    if (isDashed) heads.push(element("th", { scope: "col" }, "dashed line"));
-    return element(
-        "table",
-        {},
-        element(
-            "caption",
-            {},
-            `${name}, ${task.kinds[kind]}: ${task.unit}, ${task.better} is better, by ${task.lengths}; below each mean its 95 % interval`,
-        ),
-        element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "scheme"), ...heads)),
-        element(
-            "tbody",
-            {},
-            ...sorted(curves, task, [...Object.keys(curves), ...Object.keys(baselines)]).map((scheme) => {
-                const points = [...(curves[scheme] ?? lengths.map(() => undefined)), ...(isDashed ? [baselines[scheme]] : [])];
-                const count = seeds[scheme] ? [element("br"), element("small", {}, `${seeds[scheme]} ${seeds[scheme] === 1 ? "seed" : "seeds"}`)] : [];
-                return element("tr", {}, element("th", { scope: "row" }, scheme, ...count), ...points.map((point) => cell(point)));
-            }),
-        ),
-    );
+    const rows = sorted(curves, task, [...Object.keys(curves), ...Object.keys(baselines)]).map((scheme) => {
+        const points = [...(curves[scheme] ?? lengths.map(() => undefined)), ...(isDashed ? [baselines[scheme]] : [])];
+        const made = row(scheme, points.map((point) => cell(point)));
+        const count = `${seeds[scheme]} ${seeds[scheme] === 1 ? "seed" : "seeds"}`;
+        if (seeds[scheme]) made.firstChild.append(element("br"), element("small", {}, count));
+        return made;
+    });
+    const caption =
+        `${name}, ${task.kinds[kind]}: ${task.unit}, ${task.better} is better, by ${task.lengths}; ` +
+        "below each mean its 95 % interval";
+    return tableOf(["scheme", ...heads, ...(isDashed ? ["dashed line"] : [])], rows, { caption });
 }

@@ -1,6 +1,6 @@
 // Four trained decoders read a text: what each byte costs them, what they expect next, and where they look.
 
-import { element, row } from "posenc/elements.js";
+import { element, row, scroller, tableOf } from "posenc/elements.js";
 import { having } from "posenc/models.js";
 import { agreed, apart, entryOf } from "posenc/options.js";
 import { shown } from "posenc/panel.js";
@@ -176,7 +176,7 @@ export const figure = {
         const has = (part) => this.parts.includes(part);
         const plot = has("loss") ? curves(box, app, has("letters")) : () => {};
         const letters = element("p", { class: "letters wide" });
-        const table = element("div", { class: "scroll wide", tabindex: "0", role: "region", "aria-label": "the models" });
+        const table = scroller("the models", "wide");
         const legend = element("p", { class: "map-title" });
         const frame = element("div", { class: "scroll" }, legend);
         const { layers, heads } = app.data.models.configuration;
@@ -190,7 +190,7 @@ export const figure = {
             plot(numbers);
             const one = models.find(({ value }) => value === state.model) ?? models[0];
             letters.replaceChildren(...lettersOf(numbers, one));
-            table.replaceChildren(tableOf(numbers, !has("letters")));
+            table.replaceChildren(means(numbers, !has("letters")));
             if (!has("attention")) return;
             const at = (n) => seen(bytes.slice(n, n + 1));
             legend.textContent = `Where ${one.title} looks at byte ${place + 1}, “${at(place)}”: a row for each head, a column for each byte`;
@@ -252,32 +252,19 @@ function lettersOf({ text, place, length }, { bits }) {
 }
 
 /** What the models make of the text, and unless the table is short of the chosen byte. */
-function tableOf({ models, length, bytes, place }, isShort) {
+function means({ models, length, bytes, place }, isShort) {
     const isShuffled = models[0].shuffling !== null;
     const digits = (x) => (Number.isFinite(x) ? shown(x, 2) : "–");
     const ofByte = isShort ? [] : [`byte ${place + 1}`, "expected after it", "continues the text with"];
     const heads = ["model", `bits up to ${length}`, "after", ...(isShuffled ? ["by shuffling"] : []), ...ofByte];
     const code = (words) => element("code", {}, words);
-    return element(
-        "table",
-        {},
-        isShort ? "" : element("caption", {}, `Mean loss per byte, the loss of byte ${place + 1} “${seen(bytes.slice(place, place + 1))}”, what comes next`),
-        element("thead", {}, element("tr", {}, ...heads.map((one) => element("th", { scope: "col" }, one)))),
-        element(
-            "tbody",
-            {},
-            ...models.map(({ title, inside, outside, shuffling, bits, next, words }) =>
-                row(title, [
-                    digits(inside),
-                    digits(outside),
-                    ...(isShuffled ? [digits(shuffling)] : []),
-                    digits(bits[place - 1]),
-                    element("span", {}, ...next.flatMap(({ byte, share }) => [code(seen([byte])), `\u00a0${Math.round(100 * share)}\u00a0% `])),
-                    isShort ? "" : code(words()),
-                ].slice(0, heads.length - 1)),
-            ),
-        ),
-    );
+    const rows = models.map(({ title, inside, outside, shuffling, bits, next, words }) => {
+        const expected = next.flatMap(({ byte, share }) => [code(seen([byte])), `\u00a0${Math.round(100 * share)}\u00a0% `]);
+        const each = [digits(inside), digits(outside), ...(isShuffled ? [digits(shuffling)] : [])];
+        return row(title, isShort ? each : [...each, digits(bits[place - 1]), element("span", {}, ...expected), code(words())]);
+    });
+    const at = `byte ${place + 1} “${seen(bytes.slice(place, place + 1))}”`;
+    return tableOf(heads, rows, { caption: isShort ? "" : `Mean loss per byte, the loss of ${at}, what comes next` });
 }
 
 /** The figure within a step, where it is drawn and its models are read when it comes into sight: `asked` are its controls. */

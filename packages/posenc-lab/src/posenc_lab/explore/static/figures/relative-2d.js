@@ -1,11 +1,12 @@
 // Relative positions in a grid: what a chosen patch adds to its scores with every other one.
 
+import { threeIn } from "posenc/elements.js";
 import { WAVE, wave } from "posenc/fixed.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { Relative2D } from "posenc/math/score/relative_2d.js";
-import { agreed, apart, arrayOf, named } from "posenc/options.js";
+import { agreed, apart, askAttention, named } from "posenc/options.js";
 import { attended } from "posenc/use.js";
 import { WEIGHED, weighed } from "posenc/weighed.js";
 
@@ -92,8 +93,9 @@ export const figure = {
     mount(box, app) {
         const onPick = (row, column) => app.set({ row, column });
         const names = ["part of the rows", "part of the columns", "their sum, the bias"];
-        const maps = names.map((name) =>
-            app.heat(box, { label: name, columnLabel: name, rowLabel: "row", size: 340, onPick }),
+        const boxes = threeIn(box);
+        const maps = names.map((name, n) =>
+            app.heat(boxes[n], { label: name, columnLabel: name, rowLabel: "", size: 340, onPick }),
         );
         return ({ rows, columns, weighed: isWeighed }, { at: [row, column], parts, main }) => {
             let reach = 0;
@@ -124,14 +126,9 @@ export const figure = {
     },
     async check(state, { main }, app) {
         const { at, query, keys, patches, parameters, options } = made(state);
-        const { logits: theirs } = await app.ask("attention", {
-            schemes: [named({ name: "relative_2d" }, { grid: options.grid, head_dim: DIM }, parameters)],
-            query: arrayOf(query),
-            key: arrayOf(keys),
-            value: arrayOf(keys),
-            positions: [at],
-            key_positions: Array.from({ length: patches.length }, (_, n) => [...patches.at(n)]),
-        });
+        const scheme = named({ name: "relative_2d" }, { grid: options.grid, head_dim: DIM }, parameters);
+        const where = { positions: new Positions([at]), keyPositions: patches };
+        const { logits: theirs } = await askAttention(app, [scheme], [query, keys], where);
         return agreed(main.length, apart(main, theirs.data));
     },
 };

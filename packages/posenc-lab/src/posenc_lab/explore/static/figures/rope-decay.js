@@ -1,7 +1,9 @@
 // The bound of RoPE's scores falls with the distance; the scores below it need not.
 
+import { Heads } from "posenc/math/arrays.js";
 import { frequencies } from "posenc/math/phases.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { Positions } from "posenc/math/positions.js";
+import { agreed, apart, askAttention } from "posenc/options.js";
 import { Random } from "posenc/random.js";
 import { remembered } from "posenc/remembered.js";
 import { rope } from "posenc/use.js";
@@ -114,28 +116,17 @@ export const figure = {
     },
     async check({ dim, base, length, peak }, { built }, app) {
         const n = Math.min(length, 32);
-        const [ones, key] = [new Float64Array(n * dim).fill(1), new Float64Array(dim)];
+        const [ones, key] = [new Heads(1, n, dim, new Float64Array(n * dim).fill(1)), new Heads(1, 1, dim)];
         frequencies(dim, base).forEach((x, k) => {
             const [cos, sin] = [Math.cos(peak * x), Math.sin(peak * x)];
-            [key[k], key[k + dim / 2]] = [cos - sin, sin + cos];
+            [key.data[k], key.data[k + dim / 2]] = [cos - sin, sin + cos];
         });
         const at = (m) => Math.floor((m * (length - 1)) / (n - 1)); // the distances asked for
-        const positions = Array.from({ length: n }, (_, m) => [at(m)]);
-        const said = await app.ask("attention", {
-            schemes: [{ name: "rope", options: { head_dim: dim, base } }],
-            query: array([1, n, dim], ones),
-            key: array([1, 1, dim], key),
-            value: array([1, 1, dim], key),
-            positions,
-            key_positions: [[0]],
-        });
-        return agreed(
-            n,
-            apart(
-                positions.map(([r]) => built[r]),
-                said.logits.data,
-            ),
-        );
+        const places = Array.from({ length: n }, (_, m) => at(m));
+        const rope = { name: "rope", options: { head_dim: dim, base } };
+        const where = { positions: new Positions(places), keyPositions: new Positions([0]) };
+        const { logits } = await askAttention(app, [rope], [ones, key], where);
+        return agreed(n, apart(places.map((r) => built[r]), logits.data));
     },
     mount(box, app) {
         const above = app.lines(box, {

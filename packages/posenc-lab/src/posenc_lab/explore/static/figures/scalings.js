@@ -6,7 +6,7 @@ import { frequencies } from "posenc/math/phases.js";
 import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { scaled } from "posenc/math/scalings.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, askAttention } from "posenc/options.js";
 import { attended } from "posenc/use.js";
 
 /** Of each scaling its class in posenc, and its arguments. */
@@ -174,28 +174,14 @@ export const figure = {
             new Heads(1, 1, dim, new Float64Array(dim).fill(1)),
             new Heads(1, 32, dim, new Float64Array(32 * dim).fill(1)),
         ];
+        const options = { positions: new Positions([0]), keyPositions: new Positions(places) };
         let most = 0;
         for (const { name } of lines) {
-            const options = { positions: new Positions([0]), keyPositions: new Positions(places) };
-            const ours = logits(
-                new RoPE({ head_dim: dim, base, scaling: built(name, state) }),
-                one,
-                many,
-                options,
-            ).data;
-            const said = await app.ask("attention", {
-                schemes: [
-                    {
-                        name: "rope",
-                        options: { head_dim: dim, base, scaling: { ...built(name, state), kind: SCALINGS[name].of } },
-                    },
-                ],
-                query: array([1, 1, dim], one.data),
-                key: array([1, 32, dim], many.data),
-                value: array([1, 32, dim], many.data),
-                positions: [[0]],
-                key_positions: places.map((p) => [p]),
-            });
+            const scheme = new RoPE({ head_dim: dim, base, scaling: built(name, state) });
+            const ours = logits(scheme, one, many, options).data;
+            const scaling = { ...built(name, state), kind: SCALINGS[name].of };
+            const rope = { name: "rope", options: { head_dim: dim, base, scaling } };
+            const said = await askAttention(app, [rope], [one, many], options);
             most = Math.max(most, apart(ours, said.logits.data));
         }
         const reach = tokens.toLocaleString("en");

@@ -1,6 +1,6 @@
 // Which layer of a published model has which scheme and window.
 
-import { element } from "posenc/elements.js";
+import { element, row, scroller, tableOf } from "posenc/elements.js";
 import { entryOf } from "posenc/options.js";
 import { count } from "posenc/panel.js";
 import { atEachWidth, svg } from "posenc/svg.js";
@@ -99,13 +99,9 @@ export const figure = {
         const about = element("p", { class: "see" });
         const picture = element("div", { role: "group", tabindex: "0", style: "width: 100%" });
         const read = element("output", { class: "lines-read", "aria-live": "polite" });
-        const table = element("table");
-        const numbers = element(
-            "div",
-            { class: "scroll numbers wide", tabindex: "0", role: "region", "aria-label": "the kinds of layers" },
-            table,
-        );
-        box.append(element("div", { style: "flex: 1 1 100%" }, about, picture, read), numbers);
+        const table = scroller("the kinds of layers", "numbers wide");
+        box.append(element("div", { style: "flex: 1 1 100%" }, about, picture, read));
+        app.beneath().append(table);
         let now = null;
 
         const said = (layer) => {
@@ -193,29 +189,12 @@ export const figure = {
                 "aria-label",
                 `${numbers.title}, ${numbers.layers.length} layers, each with the keys that the query sees; arrow up and down choose a layer`,
             );
-            const cells = ["kind", "layers", "scheme", "doors", "window", `query ${count(query)} sees`].map((words) =>
-                element("th", { scope: "col" }, words),
-            );
-            table.replaceChildren(
-                element("caption", {}, "The kinds of layers, and where each is"),
-                element("thead", {}, element("tr", {}, ...cells)),
-                element(
-                    "tbody",
-                    {},
-                    ...numbers.kinds.map((kind) =>
-                        element(
-                            "tr",
-                            {},
-                            element("th", { scope: "row" }, kind.letter),
-                            element("td", {}, ranges(kind.layers)),
-                            element("td", {}, element("code", {}, kind.scheme)),
-                            element("td", {}, kind.doors.join(", ") || "none"),
-                            element("td", {}, kind.window),
-                            element("td", {}, keysOf(kind.seen)),
-                        ),
-                    ),
-                ),
-            );
+            const rows = numbers.kinds.map((kind) => {
+                const [layers, scheme] = [ranges(kind.layers), element("code", {}, kind.scheme)];
+                return row(kind.letter, [layers, scheme, kind.doors.join(", ") || "none", kind.window, keysOf(kind.seen)]);
+            });
+            const heads = ["kind", "layers", "scheme", "doors", "window", `query ${count(query)} sees`];
+            table.replaceChildren(tableOf(heads, rows, { caption: "The kinds of layers, and where each is" }));
             paint();
             read.textContent = said(layer);
         };

@@ -211,36 +211,21 @@ export const figure = {
         const small = { ...state, tokens: Math.min(state.tokens, 32), side: Math.min(state.side, 5) };
         const one = chosen(small, app);
         const positions = axes > 1 ? framed(one.scheme, axes, small.side) : Positions.arange(small.tokens);
-        const coordinates = (p) => Array.from({ length: p.length }, (_, n) => [...p.at(n)]);
         const scheme = given.named(one.entry, one.options, one.parameters);
         if (family === "add") {
-            const { table } = await app.ask("table", { scheme, positions: coordinates(positions) });
+            const { table } = await app.ask("table", { scheme, positions: given.coordinates(positions) });
             const ours = one.scheme.table(positions).data;
             return given.agreed(ours.length, given.apart(ours, table.data));
         }
-        const { q, k, causal, features } = callOf(
-            one.scheme,
-            one.entry,
-            one.options,
-            family,
-            positions,
-            positions,
-            state.draw,
-        );
+        const ofScheme = [one.scheme, one.entry, one.options, family];
+        const { q, k, causal, features } = callOf(...ofScheme, positions, positions, state.draw);
         const N = positions.length;
         // Values are unit vectors, so the output is the weights; where they gain, they are as wide as keys.
         const width = one.scheme.values ? k.dim : N;
         const unit = new Heads(k.heads, N, width).map(width, (made, _, head, token) => (made[token % width] = 1));
         const ours = attend(one.scheme, q, k, unit, { positions, causal: causal || seesBack(one), features }).out;
-        const { out } = await app.ask("attention", {
-            schemes: [scheme],
-            query: given.arrayOf(q),
-            key: given.arrayOf(k),
-            value: given.arrayOf(unit),
-            positions: coordinates(positions),
-            causal: causal || seesBack(one),
-            features: given.features(features),
-        });
+        const how = { positions, causal: causal || seesBack(one), projected: features };
+        const { out } = await given.askAttention(app, [scheme], [q, k, unit], how);
         return given
             .agreed(ours.data.length, given.apart(ours.data, out.data))
             .replace("these numbers", "the attention weights under these scores");

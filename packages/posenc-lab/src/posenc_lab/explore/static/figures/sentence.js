@@ -1,7 +1,7 @@
 // Attention in a sentence whose words can be moved: without a scheme it goes with the words, with one it does not.
 
 import { isForDecoders } from "posenc/effect.js";
-import { element } from "posenc/elements.js";
+import { element, row, scroller, tableOf } from "posenc/elements.js";
 import { Positions } from "posenc/math/positions.js";
 import { isByNumbers, numbersOf, settingOf, usualOf, valuesOf } from "posenc/numbers.js";
 import * as given from "posenc/options.js";
@@ -104,22 +104,15 @@ export const figure = {
     },
     async check(state, { entry, options, parameters, scheme, after, causal, now }, app) {
         if (isByNumbers(entry)) return given.COMPUTED;
-        const positions = now.map((_, n) => [n]);
+        const positions = Positions.arange(now.length);
         const named = given.named(entry, options, parameters);
-        const { q, k, v, out, features } = after.with;
-        const said = await app.ask("attention", {
-            schemes: entry.doors.includes("add") ? [] : [named],
-            query: given.arrayOf(q),
-            key: given.arrayOf(k),
-            value: given.arrayOf(v),
-            positions,
-            causal,
-            features: given.features(features),
-        });
+        const { q, k, v, out, features: projected } = after.with;
+        const schemes = entry.doors.includes("add") ? [] : [named];
+        const said = await given.askAttention(app, schemes, [q, k, v], { positions, causal, projected });
         let most = given.apart(out.data, said.out.data);
         if (scheme.table) {
-            const { table } = await app.ask("table", { scheme: named, positions });
-            most = Math.max(most, given.apart(scheme.table(Positions.arange(now.length)).data, table.data));
+            const { table } = await app.ask("table", { scheme: named, positions: given.coordinates(positions) });
+            most = Math.max(most, given.apart(scheme.table(positions).data, table.data));
         }
         return given.agreed(out.data.length, most).replace("these numbers", "the outputs of this attention");
     },
@@ -133,12 +126,7 @@ export const figure = {
         };
         box.append(sentence);
         const maps = [map("without a scheme"), map("with the scheme")];
-        const table = element("div", {
-            class: "scroll sentence",
-            tabindex: "0",
-            role: "region",
-            "aria-label": "attention of the chosen word, before and after",
-        });
+        const table = scroller("attention of the chosen word, before and after", "sentence");
         box.append(table);
         return (state, numbers) => {
             const { words, order, now, shown, entry } = numbers;
@@ -237,53 +225,20 @@ function sentences({ word, pair }, { words, order }, choose) {
 
 /** The table of what changed. */
 function changes({ word }, { words, order, moved: kinds, entry, causal }) {
-    const cell = (x, name = "td") => element(name, name === "th" ? { scope: "col" } : {}, x);
     const place = (n) => order.indexOf(n);
     const [hiddenBefore, hiddenNow] = [(n) => causal && n > word, (n) => causal && place(n) > place(word)];
     const digits = (x, isHidden = false) => (isHidden ? "hidden" : x.toFixed(4));
-    const columns = [
-        ["without", `no scheme${causal ? ", masked" : ""}`],
-        ["with", entry.title],
-    ];
-    return element(
-        "table",
-        {},
-        element("caption", {}, `How much “${words[word].word}” attends to each word, as typed and now`),
-        element(
-            "thead",
-            {},
-            element(
-                "tr",
-                {},
-                cell("word", "th"),
-                ...columns.flatMap(([, name]) => [
-                    cell(`${name}: typed`, "th"),
-                    cell("now", "th"),
-                    cell("change", "th"),
-                ]),
-            ),
-        ),
-        element(
-            "tbody",
-            {},
-            ...words.map((one, n) =>
-                element(
-                    "tr",
-                    {},
-                    element("th", { scope: "row" }, `${one.word} (${n + 1})`),
-                    ...columns.flatMap(([kind]) => {
-                        const { typed, now } = kinds[kind];
-                        const change = now[n] - typed[n];
-                        const much = Math.abs(change);
-                        const signed = much < 1e-12 ? number(much) : `${change > 0 ? "+" : "−"}${digits(much)}`;
-                        return [
-                            cell(digits(typed[n], hiddenBefore(n))),
-                            cell(digits(now[n], hiddenNow(n))),
-                            cell(signed),
-                        ];
-                    }),
-                ),
-            ),
-        ),
-    );
+    const rows = words.map((one, n) => {
+        const cells = ["without", "with"].flatMap((kind) => {
+            const { typed, now } = kinds[kind];
+            const change = now[n] - typed[n];
+            const much = Math.abs(change);
+            const signed = much < 1e-12 ? number(much) : `${change > 0 ? "+" : "−"}${digits(much)}`;
+            return [digits(typed[n], hiddenBefore(n)), digits(now[n], hiddenNow(n)), signed];
+        });
+        return row(`${one.word} (${n + 1})`, cells);
+    });
+    const names = [`no scheme${causal ? ", masked" : ""}`, entry.title];
+    const heads = ["word", ...names.flatMap((name) => [`${name}: typed`, "now", "change"])];
+    return tableOf(heads, rows, { caption: `How much “${words[word].word}” attends to each word, as typed and now` });
 }

@@ -1,7 +1,7 @@
 // Which scheme: what is asked, what passes, and on what evidence.
 
 import { answerOf, choose, needsOf } from "posenc/choosing.js";
-import { element } from "posenc/elements.js";
+import { element, row, scroller, tableOf } from "posenc/elements.js";
 import { takes } from "posenc/use.js";
 
 export const figure = {
@@ -176,34 +176,7 @@ const measured = (record, strength) =>
         ...(strength ? [element("details", {}, element("summary", {}, "The figures"), figuresOf(record))] : []),
     );
 
-const figuresOf = ({ title, heads, rows }) =>
-    element(
-        "div",
-        { class: "scroll", tabindex: "0", role: "group", "aria-label": `Figures: ${title}` },
-        element(
-            "table",
-            {},
-            element(
-                "thead",
-                {},
-                element(
-                    "tr",
-                    {},
-                    element("th", { scope: "col" }, "scheme"),
-                    ...heads.map((head) => element("th", { scope: "col" }, head)),
-                ),
-            ),
-            element(
-                "tbody",
-                {},
-                ...rows.map(({ label, figures }) =>
-                    element(
-                        "tr",
-                        {},
-                        element("th", { scope: "row" }, label),
-                        ...figures.map((one) => element("td", {}, one)),
-                    ),
-                ),
-            ),
-        ),
-    );
+const figuresOf = ({ title, heads, rows }) => {
+    const made = rows.map(({ label, figures }) => row(label, figures));
+    return scroller(`Figures: ${title}`, "", tableOf(["scheme", ...heads], made));
+};

@@ -3,7 +3,7 @@
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, array, askAttention } from "posenc/options.js";
 import { attended, causalArgument, takes } from "posenc/use.js";
 
 /** [positions, the same in Python] of tokens laid out so. */
@@ -146,16 +146,10 @@ export const figure = {
     async check(state, { main }, app) {
         const { tokens: N, layout, causal, kind, left, right, chunk, sink, logit } = state;
         const [positions] = LAYOUTS[layout](N);
-        const zero = array([1, N, 1], new Float64Array(N));
-        const { out } = await app.ask("attention", {
-            schemes: [],
-            query: zero,
-            key: zero,
-            value: array(
-                [1, N, N],
-                main.map((_, n) => Number(n % (N + 1) === 0)),
-            ), // so the output is the weights
-            positions: Array.from({ length: N }, (_, n) => [...positions.at(n)]),
+        const zero = new Heads(1, N, 1);
+        const unit = new Heads(1, N, N, main.map((_, n) => Number(n % (N + 1) === 0))); // so the output is the weights
+        const { out } = await askAttention(app, [], [zero, zero, unit], {
+            positions,
             document: Array.from(positions.document),
             causal,
             window: kind === "window" ? [left, right] : null,

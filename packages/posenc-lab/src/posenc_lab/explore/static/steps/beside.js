@@ -7,7 +7,7 @@ import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { ALiBi } from "posenc/math/score/alibi.js";
 import { randn, randnPython } from "posenc/math/special.js";
-import { agreed, apart, arrayOf } from "posenc/options.js";
+import { agreed, apart, askAttention } from "posenc/options.js";
 import { colorOf, drawing, legend, panel, words } from "posenc/panel.js";
 import { svg } from "posenc/svg.js";
 import { weighed } from "posenc/weighed.js";
@@ -38,9 +38,10 @@ const SCHEMES = [
     },
 ];
 
+const placesOf = (query) => ({ positions: new Positions([query]), keyPositions: Positions.arange(WORDS.length) });
+
 function values({ query }) {
-    const places = { positions: new Positions([query]), keyPositions: Positions.arange(WORDS.length) };
-    const scores = SCHEMES.map(({ scheme }) => logits(scheme, Q, K, places).row(HEAD, 0).slice());
+    const scores = SCHEMES.map(({ scheme }) => logits(scheme, Q, K, placesOf(query)).row(HEAD, 0).slice());
     const [raw, ...others] = scores;
     return {
         scores,
@@ -83,14 +84,7 @@ export const figure = {
     async check({ query }, { scores }, app) {
         let most = 0;
         for (const [n, { name, options }] of SCHEMES.entries()) {
-            const { logits: theirs } = await app.ask("attention", {
-                schemes: [{ name, options }],
-                query: arrayOf(Q),
-                key: arrayOf(K),
-                value: arrayOf(K),
-                positions: [[query]],
-                key_positions: WORDS.map((_, place) => [place]),
-            });
+            const { logits: theirs } = await askAttention(app, [{ name, options }], [Q, K], placesOf(query));
             const row = theirs.data.slice(HEAD * WORDS.length, (HEAD + 1) * WORDS.length);
             most = Math.max(most, apart(scores[n], row));
         }

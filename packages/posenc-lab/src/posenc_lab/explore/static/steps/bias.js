@@ -7,7 +7,7 @@ import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
-import { agreed, apart, arrayOf, entryOf, named, optionsOf, python } from "posenc/options.js";
+import { agreed, apart, askAttention, entryOf, named, optionsOf, python } from "posenc/options.js";
 import { drawing, legend, panel, words } from "posenc/panel.js";
 import { svg } from "posenc/svg.js";
 import { weighed } from "posenc/weighed.js";
@@ -22,6 +22,8 @@ const CHOICES = [
     { value: "buckets", name: "T5, a head of a trained model", scheme: "t5", options: T5, learns: "weight" },
     { value: "shaw", name: "Shaw, a head of a trained model", scheme: "shaw", options: SHAW, learns: "key_table" },
 ];
+
+const WHERE = { positions: new Positions(QUERIES.map(() => FAR)), keyPositions: Positions.arange(FAR + 1) };
 
 /** The scheme of a choice, and the call: both queries at the position FAR, and keys from 0 on, all of zeros, so that no
  * score comes from what they say. */
@@ -46,10 +48,7 @@ function call({ scheme: value, head: number }, app) {
 function values(state, app) {
     const { entry, options, parameters, head, q, k } = call(state, app);
     const scheme = new SCHEMES[entry.name](options, parameters);
-    const scores = logits(scheme, q, k, {
-        positions: new Positions(QUERIES.map(() => FAR)),
-        keyPositions: Positions.arange(FAR + 1),
-    });
+    const scores = logits(scheme, q, k, WHERE);
     const biases = QUERIES.map((_, n) => scores.row(head, n).slice());
     return { biases, weights: biases.map((bias) => weighed(bias)) };
 }
@@ -99,15 +98,8 @@ export const figure = {
     },
     async check(state, { biases }, app) {
         const { entry, options, parameters, head, q, k } = call(state, app);
-        const { logits: theirs } = await app.ask("attention", {
-            schemes: [named(entry, options, parameters)],
-            query: arrayOf(q),
-            key: arrayOf(k),
-            value: arrayOf(k),
-            positions: [[FAR], [FAR]],
-            key_positions: Array.from({ length: FAR + 1 }, (_, n) => [n]),
-            causal: true,
-        });
+        const how = { ...WHERE, causal: true };
+        const { logits: theirs } = await askAttention(app, [named(entry, options, parameters)], [q, k], how);
         const ours = biases.flatMap((bias) => Array.from(bias));
         return agreed(ours.length, apart(ours, theirs.data.slice(head * ours.length, (head + 1) * ours.length)));
     },

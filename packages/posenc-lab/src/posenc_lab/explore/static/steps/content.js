@@ -1,12 +1,12 @@
 // Side path: positions that depend on the content. CoPE counts the words that a query picks, FoX forgets at them.
 
-import { element } from "posenc/elements.js";
+import { element, row, tableOf } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { CoPE } from "posenc/math/score/cope.js";
 import { FoX } from "posenc/math/score/fox.js";
-import { agreed, apart, arrayOf, features, named } from "posenc/options.js";
+import { agreed, apart, askAttention, named } from "posenc/options.js";
 
 const WORDS = "the cat sat . the dog ran . it slept".split(" ");
 const [N, STRENGTH, MOST] = [WORDS.length, 6, 16]; // sigmoid(6) is nearly 1
@@ -74,31 +74,18 @@ export const figure = {
     },
     async check(state, { picked, counted, bias }, app) {
         const { a, ones, keys, zero, e, forgotten } = parts(picked);
-        const ask = (scheme, q, k, more) =>
-            app.ask("attention", {
-                schemes: [scheme],
-                query: arrayOf(q),
-                key: arrayOf(k),
-                value: arrayOf(k),
-                positions: Array.from({ length: N }, (_, n) => [n]),
-                causal: true,
-                ...more,
-            });
+        const ask = (scheme, q, k, projected) =>
+            askAttention(app, [scheme], [q, k], { positions: Positions.arange(N), causal: true, projected });
         const last = ({ logits: theirs }) => theirs.data.slice((N - 1) * N);
         const cope = named({ name: "cope" }, { head_dim: 1, max_positions: MOST }, { e });
         const fox = named({ name: "fox" }, { num_heads: 1 });
         const theirs = [
             ...last(await ask(cope, ones, keys, {})).map((score, n) => score - a[n]),
-            ...last(await ask(fox, zero, zero, { features: features({ forgotten }) })),
+            ...last(await ask(fox, zero, zero, { forgotten })),
         ];
         return agreed(2 * N, apart([...counted, ...bias], theirs));
     },
     mount(box, app) {
-        const body = element("tbody");
-        const heads = ["word", "words away", "CoPE: counted", "FoX: weight kept"].map((words) =>
-            element("th", { scope: "col" }, words),
-        );
-        box.append(element("table", { class: "wound" }, element("thead", {}, element("tr", {}, ...heads)), body));
         let picked = [];
         const toggle = (n) => {
             const next = picked.includes(n) ? picked.filter((other) => other !== n) : [...picked, n];
@@ -106,11 +93,11 @@ export const figure = {
         };
         const rows = WORDS.map((word, n) => {
             const button = element("button", { type: "button", onclick: () => toggle(n) }, word);
-            const [away, count, kept] = [element("td"), element("td"), element("td")];
-            away.textContent = N - 1 - n;
-            body.append(element("tr", {}, element("th", { scope: "row" }, button), away, count, kept));
-            return { button, count, kept };
+            const [count, kept] = [element("span"), element("span")];
+            return { button, count, kept, line: row(button, [N - 1 - n, count, kept]) };
         });
+        const heads = ["word", "words away", "CoPE: counted", "FoX: weight kept"];
+        box.append(tableOf(heads, rows.map(({ line }) => line), { class: "wound" }));
         const bar = (share, words, color) => [
             element("span", { class: "bar", style: `width: ${Math.max(36 * share, 1)}px; background: ${color}` }),
             words,

@@ -1,12 +1,12 @@
 // Side path: patches of an image, numbered in one row or by row and column, when the grid grows.
 
-import { element } from "posenc/elements.js";
+import { element, threeIn } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { AxialRoPE } from "posenc/math/rotate/axes.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
-import { agreed, apart, arrayOf, named } from "posenc/options.js";
+import { agreed, apart, askAttention, named } from "posenc/options.js";
 import { shown } from "posenc/panel.js";
 
 const [TRAINED, MOST, DIM, BASE] = [14, 32, 16, 100];
@@ -79,13 +79,11 @@ export const figure = {
         return { shape: [3, side, side], data: Float64Array.from(ways.flatMap(({ scores }) => [...scores])) };
     },
     mount(box, app) {
-        const row = element("div", { class: "three" });
-        box.append(element("div", { class: "wide" }, row));
-        const maps = WAYS.map(({ title }) => {
-            const [one, said] = [element("div"), element("p", { class: "ends" })];
-            row.append(one);
-            const map = app.heat(one, { label: title, columnLabel: title, rowLabel: "", size: 240 });
-            one.append(said);
+        const boxes = threeIn(box);
+        const maps = WAYS.map(({ title }, n) => {
+            const said = element("p", { class: "ends" });
+            const map = app.heat(boxes[n], { label: title, columnLabel: title, rowLabel: "", size: 240 });
+            boxes[n].append(said);
             return { map, said };
         });
         return ({ side }, { ways, below, away }) => {
@@ -120,15 +118,8 @@ export const figure = {
         let most = 0;
         for (const [n, { positions, at, scores }] of ways.entries()) {
             const { name, options } = WAYS[n];
-            const sent = arrayOf(patches(side));
-            const { logits: theirs } = await app.ask("attention", {
-                schemes: [named({ name }, options)],
-                query: arrayOf(query),
-                key: sent,
-                value: sent,
-                positions: [[...at]],
-                key_positions: Array.from({ length: side * side }, (_, patch) => [...positions.at(patch)]),
-            });
+            const where = { positions: new Positions([at]), keyPositions: positions };
+            const { logits: theirs } = await askAttention(app, [named({ name }, options)], [query, patches(side)], where);
             most = Math.max(most, apart(scores, theirs.data));
         }
         return agreed(3 * side * side, most);

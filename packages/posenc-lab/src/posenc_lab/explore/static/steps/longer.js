@@ -2,7 +2,7 @@
 
 import { checkAngles, dials } from "posenc/angles.js";
 import { dragged } from "posenc/drag.js";
-import { element, row } from "posenc/elements.js";
+import { element, row, scroller, tableOf } from "posenc/elements.js";
 import { trained as models } from "posenc/figures/models.js";
 import { slopes } from "posenc/math/score/alibi.js";
 import { T5 } from "posenc/math/score/t5.js";
@@ -168,11 +168,7 @@ function whyOf(app) {
     const rows = Object.entries(CAUSES).map(([name, cause]) =>
         row(entryOf(app, name).title, [cause, ...ends.map((at) => loss(name, at))]),
     );
-    return element(
-        "div",
-        { class: "scrolls", tabindex: "0", role: "group", "aria-label": "what is new to each scheme" },
-        element("table", {}, element("thead", {}, row("scheme", heading, "th")), element("tbody", {}, ...rows)),
-    );
+    return scroller("what is new to each scheme", "causes", tableOf(["scheme", ...heading], rows));
 }
 
 /** The curves of the records, with a mark where the text is as many times longer than trained. */

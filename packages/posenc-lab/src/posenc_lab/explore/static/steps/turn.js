@@ -8,7 +8,7 @@ import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { randn, randnPython } from "posenc/math/special.js";
-import { agreed, apart, arrayOf } from "posenc/options.js";
+import { agreed, apart, askAttention } from "posenc/options.js";
 import { drawing, panel, shown, words } from "posenc/panel.js";
 import { svg } from "posenc/svg.js";
 
@@ -74,14 +74,8 @@ export const figure = {
         return { shape: [data.length], data };
     },
     async check({ query, key }, numbers, app) {
-        const said = await app.ask("attention", {
-            schemes: [{ name: "rope", options: { head_dim: DIM } }],
-            query: arrayOf(Q),
-            key: arrayOf(K),
-            value: arrayOf(K),
-            positions: [[query]],
-            key_positions: [[key]],
-        });
+        const where = { positions: at(query), keyPositions: at(key) };
+        const said = await askAttention(app, [{ name: "rope", options: { head_dim: DIM } }], [Q, K], where);
         return agreed(1, apart([numbers.score], said.logits.data));
     },
     mount(box, app) {

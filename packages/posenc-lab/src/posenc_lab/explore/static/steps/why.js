@@ -5,7 +5,8 @@ import { element, minus, row } from "posenc/elements.js";
 import { SHORT, trained as models } from "posenc/figures/models.js";
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
-import { agreed, apart, arrayOf } from "posenc/options.js";
+import { Positions } from "posenc/math/positions.js";
+import { agreed, apart, askAttention } from "posenc/options.js";
 
 const VECTORS = { dog: [2, 0, 1], bites: [0, 1, -1], man: [1, 2, 0] }; // queries, keys and values alike
 const WORDS = Object.keys(VECTORS);
@@ -62,10 +63,9 @@ export const figure = {
         return { shape: [2, COUNT, DIM], data: masks.flatMap(({ outputs }) => [...outputs.data]) };
     },
     async check({ order }, masks, app) {
-        const sent = arrayOf(vectorsOf(order));
-        const positions = WORDS.map((_, n) => [n]);
-        const ask = ({ causal }) =>
-            app.ask("attention", { schemes: [], query: sent, key: sent, value: sent, positions, causal });
+        const x = vectorsOf(order);
+        const positions = Positions.arange(COUNT);
+        const ask = ({ causal }) => askAttention(app, [], [x, x], { positions, causal });
         const theirs = await Promise.all(MASKS.map(ask));
         const most = theirs.map(({ out }, n) => apart(masks[n].outputs.data, out.data));
         return agreed(2 * COUNT * DIM, Math.max(...most));
