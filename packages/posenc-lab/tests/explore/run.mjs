@@ -10,6 +10,7 @@ const { Heads } = await of("math/arrays.js");
 const { attend } = await of("math/attend.js");
 const { SCHEMES } = await of("math/catalog.js");
 const { Positions } = await of("math/positions.js");
+const { skew, steps } = await of("math/skew.js");
 const { Random, drawnParameters } = await of("random.js");
 const { answerOf, choose, needsOf } = await of("choosing.js");
 const { source } = await of("records.js");
@@ -60,6 +61,10 @@ const JOBS = {
     weighed({ scores, causal }) {
         const { shape, data } = read(scores);
         return written(shape, weighed(data, { keys: shape[1], causal }));
+    },
+    skew(job) {
+        const { shape, data } = read(job.x);
+        return { lines: steps(shape[0]), made: skew(data, shape[0]).map((one) => written(one.shape, one.data)) };
     },
     begin({ name, options, draws }) {
         const learned = SCHEMES[name].learned(options);

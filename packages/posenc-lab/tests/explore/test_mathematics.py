@@ -259,3 +259,16 @@ def test_what_cannot_be_is_a_named_error(
             schemes=[{**job, "options": job["options"] | options}],
             **{"q": x, "k": x, "v": x, "features": {}, "causal": True} | how,
         )
+
+
+@pytest.mark.parametrize("length", [2, 4, 7])
+def test_the_skew_is_that_of_its_python(length: int, javascript: Node) -> None:
+    """Step by step that of the lines that the page shows; in the end query i has at key j its number at distance j - i."""
+    q, table = torch.randn(length, 3).double(), torch.randn(2 * length - 1, 3).double()
+    found = javascript("skew", x=q @ table.T)
+    names: dict[str, Any] = {"q": q, "table": table, "pad": torch.nn.functional.pad}
+    for line, made in zip(found["lines"], found["made"], strict=True):
+        exec(line, names)
+        assert torch.equal(names["x"], made), line
+    places = torch.arange(length)
+    assert torch.equal(names["x"], (q @ table.T).gather(1, places - places[:, None] + length - 1))

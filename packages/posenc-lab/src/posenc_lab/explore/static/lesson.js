@@ -43,12 +43,13 @@ export function shown(steps, step, page) {
     const write = (...how) => (verdict.replaceChildren(), page.write(...how));
     const card = new Card(step.figure, { ...page, write });
     const { section, canvas, controls, said } = card;
-    // The control stands right below the picture, and both beside the text. What follows them is of less haste.
+    // The control stands right below the picture, or above one that is tall, and both beside the text. What follows them is
+    // of less haste.
     const instrument = element("div", { class: "instrument" });
     const proof = element("div", { class: "proof" });
     while (said.nextSibling) proof.append(said.nextSibling);
     instrument.append(...section.childNodes);
-    controls.before(canvas);
+    if (!step.figure.isTall) controls.before(canvas);
     const [text, on] = [".text", ".on"].map((one) => article.querySelector(one) ?? "");
     text.append(predicted(article, step, card));
     section.append(text, instrument, asked(article, step, card, verdict), on, sidePaths(steps, step));
@@ -146,8 +147,8 @@ const isLast = (steps, step) => step === steps.findLast(({ of }) => !of);
 function quiz(steps, questions) {
     const right = new Set();
     const sum = element("p", { role: "status" });
-    const items = questions.map(({ step: name, words, answers }, n) => {
-        const step = steps.find((one) => one.name === name);
+    const items = questions.map(({ step: name, told = name, words, answers }, n) => {
+        const step = steps.find((one) => one.name === told); // the step that answers it
         const said = element("span", { class: "judged", role: "status" });
         const press = (at) => () => {
             if (at) said.replaceChildren("No. ", link(step, `Step ${step.number}`), " has the answer.");
@@ -169,12 +170,13 @@ function sidePaths(steps, step) {
     return element("p", { class: "side-paths" }, ...aside.map((one) => link(one, "Side path")));
 }
 
-/** Links to the step before and the next. */
+/** Links to the step before and the next; from a side path back to its step, and on to the next side path or step. */
 function goingOn(steps, step) {
     const main = steps.filter(({ of }) => !of);
-    const at = main.indexOf(step);
-    const before = step.of ? main.find(({ name }) => name === step.of) : main[at - 1];
-    const after = step.of ? undefined : main[at + 1];
+    const at = main.findIndex(({ name }) => name === (step.of || step.name));
+    const before = step.of ? main[at] : main[at - 1];
+    const beside = steps.slice(steps.indexOf(step) + 1).find(({ of }) => of && of === step.of);
+    const after = beside ?? main[at + 1];
     return element(
         "nav",
         { class: "going-on", "aria-label": "step before and next step" },

@@ -1,8 +1,37 @@
-// Side path of "images": a bias of rows and one of columns.
+// Side path of "images": numbers by distance become numbers by key; and a bias of rows and one of columns.
 
+import { wave } from "posenc/fixed.js";
 import { figure as relative2d } from "posenc/figures/relative-2d.js";
+import { dot } from "posenc/math/arrays.js";
+import { LAST, skewing } from "posenc/skewed.js";
 
-export const figure = { ...relative2d, name: "grid", defaults: { ...relative2d.defaults, rows: 4, columns: 4, row: 1, column: 1 } };
+const [L, DIM] = [4, 16];
+/** The numbers of each query by distance: its products with the seven rows of a table. */
+const BY_DISTANCE = Float64Array.from({ length: L * (2 * L - 1) }, (_, n) => {
+    const [q, table] = [wave(1, L * DIM), wave(2, (2 * L - 1) * DIM)];
+    const [row, column] = [Math.floor(n / (2 * L - 1)), n % (2 * L - 1)];
+    return dot(q.subarray(row * DIM, (row + 1) * DIM), table.subarray(column * DIM, (column + 1) * DIM)) / Math.sqrt(DIM);
+});
+
+export const figure = {
+    ...relative2d,
+    name: "grid",
+    title: "From distances to keys, and the same for rows and columns",
+    defaults: { ...relative2d.defaults, rows: L, columns: L, row: 1, column: 1, moment: 0 },
+    values(state) {
+        if (!(state.moment >= 0 && state.moment <= LAST))
+            throw new RangeError(`grid.moment must be from 0 to ${LAST}, got ${state.moment}`);
+        return { ...relative2d.values(state), byDistance: BY_DISTANCE };
+    },
+    mount(box, app) {
+        const drawSkew = skewing(box, app, (moment) => app.set({ moment }));
+        const drawGrid = relative2d.mount(box, app);
+        return (state, numbers) => {
+            drawSkew(state.moment, numbers.byDistance);
+            drawGrid(state, numbers);
+        };
+    },
+};
 
 export const predict = { row: 0, column: 0 };
 

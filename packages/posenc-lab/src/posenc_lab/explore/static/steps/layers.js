@@ -2,7 +2,7 @@
 
 import { figure as schedule } from "posenc/figures/schedule.js";
 
-export const figure = { ...schedule, name: "layers", defaults: { family: "llama4", layer: 0, query: 20000 } };
+export const figure = { ...schedule, name: "layers", isTall: true, defaults: { family: "llama4", layer: 0, query: 20000 } };
 
 export const predict = { family: "gemma3", layer: 0 };
 
