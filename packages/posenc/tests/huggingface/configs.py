@@ -206,9 +206,13 @@ TINY |= {
 }
 """Sizes of a model that is asked, of which each takes those that it knows."""
 
+OF_QWEN4 = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 256}
+OF_QWEN4 |= {"indexer_budget": 2048, "indexer_compress_ratio": 4}
 LACKING: dict[str, dict[str, Any]] = {
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}},
     "dbrx": {"attn_config": {"rope_theta": 5e5, "clip_qkv": 8.0}},
+    "qwen4_exp": {"text_config": OF_QWEN4},
+    "qwen4_exp_text": OF_QWEN4,
 }
 """Keys without which transformers builds no model of a type: its default configuration lacks them."""

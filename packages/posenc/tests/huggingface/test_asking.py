@@ -16,7 +16,20 @@ from posenc.huggingface.questions import NAME, Asked
 from posenc.huggingface.reading import Keys
 from posenc.huggingface.towers import sinusoids_of
 from posenc.huggingface.variants import Frequencies
-from tests.huggingface.configs import BUCKETS, HEADS, LATENT, LLAMA3, LONG, MSCALE, PLAIN, SHARED, SIZES, YARN, rope
+from tests.huggingface.configs import (
+    BUCKETS,
+    HEADS,
+    LATENT,
+    LLAMA3,
+    LONG,
+    MSCALE,
+    OF_QWEN4,
+    PLAIN,
+    SHARED,
+    SIZES,
+    YARN,
+    rope,
+)
 from tests.huggingface.tiny_models import config_of, disagreements
 
 TWO = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 5}
@@ -169,6 +182,16 @@ PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
         ["layers 0-2: Inkling(2, width=16, extent=6), window of 6", "extent=20, length=15), whole text, scale 0.05"],
     ),
     (
+        "inkling2_text",
+        None,
+        SIZES | INKLING | {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
+        [
+            "Inkling(2, width=16, extent=6, clip=8.0), window of 6",
+            "extent=20, length=15, clip=8.0), whole text, a sink",
+        ],
+    ),
+    ("musicgen_decoder", None, SIZES | {"ffn_dim": 24}, ["input: CosineSinusoidal(36)"]),
+    (
         "hrm_text",
         None,
         SIZES | PLAIN | {"num_hidden_layers": 2, "H_cycles": 2, "L_cycles": 2},
@@ -249,11 +272,16 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         SIZES | {"layer_types": ["full_attention"] * 4},
         "in Qwen4ExpTextQSAIndexer.__init__: .*, and the configuration has no indexer_n_heads, indexer_kv_heads, ",
     ),
+    (
+        "qwen4_exp_text",
+        SIZES | OF_QWEN4 | {"layer_types": ["full_attention"] * 4},
+        "in layer 0 attention makes a mask of its own, and by indexer_n_heads in its configuration more keys",
+    ),
     ("blt", {}, "BltCrossAttention gets 34 queries for 16 tokens: its queries are no tokens"),
     (
         "doge",
         SIZES,
-        "in layer 0 attention gets a mask of its own, seen for 24 tokens, and the configuration has ke",
+        "in layer 0 attention makes a mask of its own, and by keep_window_size in its configuration more keys may be hid",
     ),
     ("gemma4_text", SIZES | {"num_kv_shared_layers": 4}, "take keys and values of another model: num_kv_shared_l"),
     ("nanochat", {"num_hidden_layers": 600}, "its num_hidden_layers must be within 1..512, got 600"),

@@ -105,6 +105,8 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         config = copy.deepcopy(config)
         for name in ("floor_scale", "log_scaling_n_floor"):
             setattr(config, name, WARM + 4)
+        if hasattr(config, "rel_l2_clip_threshold"):  # so that some vectors are longer
+            config.rel_l2_clip_threshold = 0.08
     model = built(config, stack)
     takes = inspect.signature(model.forward).parameters
     asked = (Asked if "input_ids" in takes or "grid_thw" in takes else Tower)(config, stack, model)
@@ -116,7 +118,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
     answer = asked(first)
     if asked.takes_ids and (biased := [call.bias for call in answer.calls if call.bias is not None]):
         still = [call.bias for call in asked(torch.zeros_like(first)).calls if call.bias is not None]
-        if len(still) == len(biased) and all(map(torch.equal, biased, still)):  # it counts slots
+        if any(map(torch.equal, biased, still)):  # it counts slots
             asked.takes_ids, end = False, min(end, SLOTS)
             first, fresh = (within(places, end) + WARM for places in (PLACES, FRESH))
             answer = asked(first)
@@ -171,8 +173,9 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
                 table_of, scheme = _biased(scheme, [(call, answer), (again[0].calls[n], again[0])], config)
             if by and isinstance(scheme, QueryScale):
                 scheme = QueryScale(scheme.form, length=tuned, strength=scheme.strength)
-            if isinstance(scheme, Inkling) and scheme.length is not None:
-                scheme.length = floor
+            if isinstance(scheme, Inkling):
+                scheme.length = None if scheme.length is None else floor
+                scheme.clip = getattr(keys.config, "rel_l2_clip_threshold", None)
             chosen = _indexed(scheme, [(each.calls[n], each.places) for each in (masks, answer, *again)], chosen_by)
             is_causal = bool(call.options.get("is_causal", getattr(call.module, "is_causal", True)))
             bounds = SimpleNamespace() if asked.is_tower else config  # the masks of towers are seen whole
@@ -212,6 +215,8 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         remarks.append("transformers counts positions, and takes no position_ids")
     if any(isinstance(scheme, Inkling) and scheme.extent >= end for scheme, *_ in layers.values()):
         remarks.append(f"its bias was seen up to distance {end - 1}")
+    if any("sinks" in call.options for call in answer.calls):
+        remarks.append("its sinks are projected from hidden states")
     if tuned is not None:
         remarks.append("transformers scales queries by the slot in the cache, not by position_ids")
     if any(isinstance(window, Chunk) for _, window, *_ in layers.values()):
@@ -286,7 +291,9 @@ def _layer(call: Call, plain: tuple[Call, Call]) -> Layer:
     by_code = _multiple([(each.query, each.made) for each in plain]) * _multiple([(x.key, x.made) for x in plain])
     scale = None if scaling is None else scaled(float(scaling) * by_code, head_dim)
     cap = options.get("softcap")
-    return Layer(scale=scale, softcap=None if cap is None else float(cap), sinks=options.get("s_aux") is not None)
+    return Layer(
+        scale=scale, softcap=None if cap is None else float(cap), sinks=bool(options.keys() & {"s_aux", "sinks"})
+    )
 
 
 def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tuple[str, Scheme]:
@@ -303,13 +310,14 @@ def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tup
     scale = next((part for part in scheme.parts if isinstance(part, QueryScale)), None)
     heads = seen[0][0].query.size(1)
     for weight in seen[-1][0].module.parameters():  # those of the last answer
-        if weight.dim() == 2 and _is_mixed(*seen[-1], weight, scale):
-            tuned: dict[str, Any] = {} if scale is None else {"length": scale.length, "strength": scale.strength}
+        if weight.dim() == 2 and _is_mixed(*seen[-1], weight, scale, config):
+            tuned: dict[str, Any] = {"clip": getattr(config, "rel_l2_clip_threshold", None)}
+            tuned |= {} if scale is None else {"length": scale.length, "strength": scale.strength}
             return f"layer {seen[0][0].layer}", Inkling(heads, *weight.shape, **tuned)
     raise ValueError("a bias is added to its scores, which is neither T5's nor Inkling's")
 
 
-def _is_mixed(call: Call, answer: Answer, profiles: Tensor, scale: QueryScale | None) -> bool:
+def _is_mixed(call: Call, answer: Answer, profiles: Tensor, scale: QueryScale | None, config: Any) -> bool:
     """Whether a bias is what a linear layer's vector makes of profiles by distance."""
     assert call.bias is not None
     heads, places = call.bias.size(0), answer.places
@@ -317,8 +325,13 @@ def _is_mixed(call: Call, answer: Answer, profiles: Tensor, scale: QueryScale | 
     inside = (distance >= 0) & (distance < profiles.size(1))
     grows = 1 if scale is None else scale._factor((places.double() + 1)[None])[0][:, None]
     mixes = [made.view(heads, -1) for made in call.made if made.numel() == heads * profiles.size(0)]
+    if (clip := getattr(config, "rel_l2_clip_threshold", None)) is not None:  # after a learned scale
+        scales = [each for each in call.module.parameters() if each.shape == (heads, profiles.size(0))]
+        mixes = [mix * each.double() for mix, each in itertools.product(mixes, scales)]
+        mixes = [mix * (clip / (mix.norm(dim=-1, keepdim=True) + 1e-6)).clamp(max=1) for mix in mixes]
     found = [(mix @ profiles.double())[:, distance.clamp(0, profiles.size(1) - 1)] * inside * grows for mix in mixes]
-    return any(torch.allclose(ours, call.bias, 1e-5, 1e-9) for ours in found)
+    most = float(call.bias.abs().max())
+    return any(torch.allclose(ours, call.bias, 1e-5, 1e-6 * most) for ours in found)
 
 
 def _buckets(weight: Tensor, rows: Tensor, config: Any) -> T5:
@@ -401,8 +414,8 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
             if not re.search("expert|cache|label|layer_types|moe|sparse_(en|de)coder|sparse_step", name)
         ]:
             raise ValueError(
-                f"attention gets a mask of its own, seen for {seen.size(1)} tokens, and the configuration has "
-                f"{bounds[0]}"
+                f"attention makes a mask of its own, and by {bounds[0]} in its configuration more keys may be hidden in "
+                f"texts longer than the {seen.size(1)} tokens that were tried"
             )
     else:
         sees, total = {}, math.inf

@@ -83,6 +83,7 @@ SILENT = frozenset(
         "return_dict",
         "s_aux",
         "scaling",
+        "sinks",
         "sliding_window",
         "softcap",
         "training",
@@ -553,7 +554,9 @@ def _prune(module: nn.Module, is_tower: bool, in_layer: bool = False) -> None:
 
 
 def _is_rotary(module: nn.Module) -> bool:
-    return re.search("rotary|rope|embedding|conv1d$|hyper|connection", type(module).__name__.lower()) is not None
+    return (
+        re.search("rotary|rope|embedding|conv1d$|hyper|connection|residual", type(module).__name__.lower()) is not None
+    )
 
 
 def model_class(config: Any, stack: str | None = None) -> Any:

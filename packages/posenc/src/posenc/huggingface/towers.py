@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posenc.huggingface.questions import FRESH, PLACES, Answer, Asked, Call, alike, within
 from posenc.huggingface.reading import AXES
-from posenc.huggingface.variants import OffsetSinusoidal, table_of
+from posenc.huggingface.variants import CosineSinusoidal, OffsetSinusoidal, table_of
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
@@ -242,7 +242,10 @@ def sinusoids_of(name: str, added: Tensor, rows: Tensor | None, padding: Any) ->
     """The sinusoids that a module added to its tokens, and all the rows that it has."""
     dim = added.size(1)
     tries: list[Scheme] = [Sinusoidal(dim, layout=each) for each in ("interleaved", "concatenated", "tensor2tensor")]
-    tries += [OffsetSinusoidal(dim, each) for each in dict.fromkeys((1, 2, (padding or 0) + 1))]
+    tries += [
+        CosineSinusoidal(dim),
+        *(OffsetSinusoidal(dim, each) for each in dict.fromkeys((1, 2, (padding or 0) + 1))),
+    ]
     for scheme in tries:
         offset = getattr(scheme, "offset", 0)
         all_rows = added if rows is None else rows[offset:]

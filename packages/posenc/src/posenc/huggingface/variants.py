@@ -1,6 +1,7 @@
 """Variants of the catalog's schemes in single models of transformers."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,24 @@ class OffsetSinusoidal(Sinusoidal):
         """The vectors P[p + offset]."""
         check_type("positions", positions, Positions)
         return super().table(positions.with_coords(positions.coords + self.offset), dtype)
+
+
+class CosineSinusoidal(Sinusoidal):
+    """tensor2tensor's sinusoids with cosines before sines: x_i <- x_i + (cos p theta, sin p theta).
+
+    Errors: as for `Sinusoidal`. Source: the code of MusicGen in transformers.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, layout="tensor2tensor")
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
+        """The vectors P[p]."""
+        return super().table(positions, dtype).roll(self.dim // 2, -1)
+
+    def linear_map(self, offset: Sequence[int | float]) -> Float64[Tensor, "dim dim"]:
+        """M with P[p + offset] = M P[p]."""
+        return super().linear_map(offset).roll((self.dim // 2, self.dim // 2), (0, 1))
 
 
 @dataclass(frozen=True, repr=False)
