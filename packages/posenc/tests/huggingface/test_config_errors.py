@@ -160,9 +160,9 @@ REFUSED: list[tuple[Any, str]] = [
         "'rope_theta' = 30000.0, which is about",
     ),
     (of("qwen2", layer_types=["sliding_attention"] * 32), "could not be run: .*Could not find a `sliding_window`"),
-    (of("mpt", attn_config={"alibi": False}), "mpt's attn_config's alibi must be true, since transformers' model alwa"),
+    (of("mpt", attn_config={"alibi": False}), "mpt's attn_config's alibi must be True, since transformers' model igno"),
     (of("mpt", attn_config={"alibi_bias_max": 16}), "alibi_bias_max must be 8, since transformers'"),
-    (of("bert", position_embedding_type="relative_key"), "must be 'absolute', which is all that transformers 5 has, g"),
+    (of("bert", position_embedding_type="relative_key"), "'position_embedding_type' = 'relative_key', which is abou"),
     (
         few("qwen2_vl_text", rope_parameters={"mrope_section": [16, 24, 23]}),
         "split_with_sizes expects split_sizes to su",

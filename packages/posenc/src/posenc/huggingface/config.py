@@ -3,6 +3,8 @@
 import copy
 import functools
 import json
+import operator
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -95,51 +97,34 @@ def _text_of(whole: Any) -> str:
 
 
 def _read(keys: Keys) -> ModelPositions:
-    """What a configuration says, by its reader or by asking."""
-    return READERS.get(keys.model_type, _asked)(keys)
-
-
-def _asked(keys: Keys) -> ModelPositions:
-    """The positions of a family that is not in the table, which its own code is asked for."""
+    """What a configuration says, by its reader or by asking its own code."""
     from posenc.huggingface.asking import positions_by_asking
 
+    if keys.model_type in READERS:
+        return READERS[keys.model_type](keys)
     try:
         said = positions_by_asking(keys)
     except ValueError as error:
-        inner = [
-            name for name in getattr(keys.config, "sub_configs", {}) if getattr(keys.config, name, None) is not None
-        ]
+        inner = [name for name in getattr(keys.config, "sub_configs", {}) if keys.get(name) is not None]
         parts = f" (the configurations of its parts, such as {inner[0]}, are read alone)" if inner else ""
         raise ValueError(
             f"the positions of {keys.model_type} could not be read from its model's code: {error}{parts}"
         ) from error
     blocks = keys.inside == "gemma4" and keys.get("use_bidirectional_attention") == "vision"
     if blocks or keys.inside in ("gemma3", "shieldgemma2"):  # a mask for images, which a text does not show
-        windows = [window for _, window in said.schedule]
-        layers = [
-            replace(layer, images=not blocks or window is not None)
-            for layer, window in zip(said.layers, windows, strict=True)
-        ]
-        said = replace(said, layers=tuple(layers))
+        each = zip(said.layers, said.schedule, strict=True)
+        layers = tuple(replace(layer, images=not blocks or window is not None) for layer, (_, window) in each)
+        said = replace(said, layers=layers)
     return said
-
-
-def _unread(model_type: str) -> ValueError:
-    """The error for a family that transformers does not have."""
-    from transformers import CONFIG_MAPPING
-
-    near = meant(model_type, tuple(CONFIG_MAPPING))
-    return ValueError(f"model_type must be one of docs/huggingface.md, got {model_type!r}{near}")
 
 
 # -- keys that change nothing -----------------------------------------------------------------------------------------
 
 ROPE = ("rope_parameters", "rope_scaling")
-PUBLISHED = {
-    *("attention_factor", "beta_fast", "beta_slow", "factor", "max_position_embeddings", "max_window_layers"),
-    *("mrope_interleaved", "mscale", "mscale_all_dim", "n_positions", "offset_alibi"),
-    *("original_max_position_embeddings", "position_embedding_type", "type"),
-}
+PUBLISHED = re.compile(
+    "attention_factor|beta_(fast|slow)|factor|max_position_embeddings|max_window_layers|mrope_interleaved|n_positions"
+    "|mscale(_all_dim)?|offset_alibi|original_max_position_embeddings|position_embedding_type|type"
+)
 """Keys of published configurations that some models' code does not read."""
 
 
@@ -172,7 +157,8 @@ def _unread_keys(keys: Keys, given: Mapping[str, Any], said: ModelPositions, rea
             paths += [(name, entry, each) for each in value] if isinstance(value, Mapping) else [(name, entry)]
     for path in paths:
         name, value = path[-1], _at(given, path)
-        is_known = name in PUBLISHED or (len(path) == 1 and name in defaults) or (name == "rope_theta" and not turns)
+        is_known = bool(PUBLISHED.fullmatch(name)) and not str(value).startswith("relative")
+        is_known |= (len(path) == 1 and name in defaults) or (name == "rope_theta" and not turns)
         if value is None or name in keys.ignored or (len(path) == 1 and is_known and defaults.get(name) == value):
             continue
         if len(path) > 1 and defaults.get(path[0]) == given[path[0]]:  # as the class has them
@@ -188,37 +174,34 @@ def _unread_keys(keys: Keys, given: Mapping[str, Any], said: ModelPositions, rea
     return remarks
 
 
-def _at(given: Any, path: tuple[str, ...]) -> Any:
+def _at(given: Any, path: Sequence[str]) -> Any:
     """What dictionaries within one another hold."""
-    return functools.reduce(lambda at, key: at[key], path, given)
+    return functools.reduce(operator.getitem, path, given)
 
 
 def _matters(keys: Keys, given: Mapping[str, Any], path: tuple[str, ...], said: ModelPositions) -> bool:
     """Whether a configuration without a key, or also without a list that transformers derives from it, says another;
     with another number, if there must be one; or transformers has the same value without it."""
-    name, value = path[-1], _at(given, path)
+    name, value, config = path[-1], _at(given, path), keys.config
     try:
-        others = [_without(keys.config, given, path)]
+        others = [_changed(config, given, path)]
         with suppress(KeyError, TypeError):
             if _at(others[0].to_dict(), path) == value:
-                return len(path) > 1 or _is_hidden(keys, given, name, value)
+                return len(path) > 1 or _is_hidden(config, given, name, value)
         for each in [(name,) for name, found in given.items() if isinstance(found, list) and name != path[0]]:
             with suppress(ValueError):  # transformers cannot derive this list
-                rest, less = (_without(keys.config, given, each, *more) for more in ((), (path,)))
-                values = [getattr(config, each[0], None) for config in (keys.config, rest, less)]
-                if values[0] == values[1] != values[2]:
+                rest, less = (_changed(config, given, each, *more) for more in ((), (path,)))
+                if getattr(config, each[0], None) == getattr(rest, each[0], None) != getattr(less, each[0], None):
                     others.append(less)
         differs = _differ(keys, others, said)
     except ValueError:  # neither transformers nor the model does without it
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return True
-        more = copy.deepcopy(dict(given))
-        _at(more, path[:-1])[name] = value + 1
         try:
-            differs = _differ(keys, [_made(keys.config, more)], said)
+            differs = _differ(keys, [_changed(config, given, path, to=value + 1)], said)
         except ValueError:
             return True
-    return differs or _is_hidden(keys, given, name, value)
+    return differs or _is_hidden(config, given, name, value)
 
 
 def _differ(keys: Keys, others: list[Any], said: ModelPositions) -> bool:
@@ -228,35 +211,28 @@ def _differ(keys: Keys, others: list[Any], said: ModelPositions) -> bool:
     return any(repr(replace(each, remarks=())) != repr(replace(said, remarks=())) for each in found)
 
 
-def _is_hidden(keys: Keys, given: Mapping[str, Any], name: str, value: Any) -> bool:
+def _is_hidden(config: Any, given: Mapping[str, Any], name: str, value: Any) -> bool:
     """Whether a class has a default beside its keys, which this number equals: another changes what it derives."""
     if type(value) is not int or name not in given:
         return False
     try:
-        return _rest(_made(keys.config, {**given, name: value + 1}), name) != _rest(keys.config, name)
+        other = _changed(config, given, (name,), to=value + 1)
     except ValueError:
         return True
+    return bool(other.to_dict() | {name: value} != config.to_dict() | {name: value})
 
 
-def _without(config: Any, given: Mapping[str, Any], *paths: tuple[str, ...]) -> Any:
-    """A configuration of the same class, without some keys."""
-    less = copy.deepcopy(dict(given))
-    for path in paths:
-        functools.reduce(lambda at, key: at[key], path[:-1], less).pop(path[-1], None)
-    return _made(config, less)
-
-
-def _made(config: Any, given: Mapping[str, Any]) -> Any:
-    """Another configuration of the same class."""
+def _changed(config: Any, given: Mapping[str, Any], *paths: tuple[str, ...], to: Any = None) -> Any:
+    """A configuration of the same class without some keys, or with another value of one."""
+    other = copy.deepcopy(dict(given))
+    for *outer, name in paths:
+        _at(other, outer).pop(name, None)
+        if to is not None:
+            _at(other, outer)[name] = to
     try:
-        return type(config).from_dict(copy.deepcopy(dict(given)))
+        return type(config).from_dict(other)
     except Exception as error:  # of any type
         raise ValueError(reason(error)) from error
-
-
-def _rest(config: Any, name: str) -> dict[str, Any]:
-    """What a configuration says, but for a key."""
-    return {key: value for key, value in config.to_dict().items() if key != name}
 
 
 def _raw(config: Any) -> dict[str, Any] | None:
@@ -300,7 +276,8 @@ def _build(raw: Mapping[str, Any]) -> Any:
         if old and new and old != new:
             raise ValueError(f"rope_scaling and rope_parameters must be equal if both are given, got {old} and {new}")
     if model_type not in CONFIG_MAPPING:
-        raise _unread(model_type)
+        near = meant(model_type, tuple(CONFIG_MAPPING))
+        raise ValueError(f"model_type must be one of docs/huggingface.md, got {model_type!r}{near}")
     try:
         return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(raw)))
     except Exception as error:

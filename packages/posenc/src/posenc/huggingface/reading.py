@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
@@ -29,22 +29,12 @@ POSITIONAL = re.compile(
 )
 """Names of keys that are about positions, or about factors of scores."""
 
-NOT_POSITIONAL = frozenset(
-    {
-        "chunk_size_feed_forward",
-        "attention_softmax_in_fp32",
-        "final_logit_softcapping",  # of the vocabulary
-        "ignore_keys_at_rope_validation",  # for transformers' own validation
-        "interpolate_factor",  # of Phi-4-mini, which no code reads
-        "mamba_chunk_size",
-        "masked_softmax_fusion",
-        "max_sequence_length",  # of Vicuna 16k, beside max_position_embeddings
-        "mlp_layer_types",
-        "mtp_layer_types",
-        "use_sliding_window",  # read by the families that use it
-    }
+NOT_POSITIONAL = re.compile(
+    "chunk_size_feed_forward|attention_softmax_in_fp32|mamba_chunk_size|masked_softmax_fusion|mtp_layer_types"
+    "|mlp_layer_types|final_logit_softcapping"  # of the vocabulary
+    "|ignore_keys_at_rope_validation|interpolate_factor|max_sequence_length"  # of transformers, Phi-4-mini, Vicuna 16k
+    "|use_sliding_window"  # read by the families that use it
 )
-
 
 CEILINGS: Mapping[str, int] = {
     "layers?$|depths?$|blocks$|parts$": 2**12,
@@ -55,7 +45,6 @@ CEILINGS: Mapping[str, int] = {
 }
 """The largest whole number of keys whose names end so, and most entries: what is made of them costs time or memory."""
 
-NUMBERS = 2**31  # of a table of positions
 ENTRIES = 2**20  # of any other list or dictionary
 DEPTH = 32  # of dictionaries and lists in one another
 BYTES = 2**26  # of a file
@@ -110,7 +99,7 @@ def positional(config: Any, given: Mapping[str, Any] | None = None) -> Iterator[
 
     False counts for a key that takes away what a model has (``use_rope``), unless it is the default."""
     for name, value in (vars(config) if given is None else given).items():
-        if name.startswith("_") or name in NOT_POSITIONAL or value is None or not POSITIONAL.search(name.lower()):
+        if value is None or not POSITIONAL.search(name.lower()) or NOT_POSITIONAL.fullmatch(name) or name[0] == "_":
             continue
         if value is False and (EXTRAS.search(name.lower()) or default_keys(config).get(name) is False):
             continue
@@ -118,8 +107,8 @@ def positional(config: Any, given: Mapping[str, Any] | None = None) -> Iterator[
 
 
 class Keys:
-    """A configuration of transformers. ``keys(name)`` reads a required key, ``keys.get(name, default)`` one that may be
-    missing or None."""
+    """A configuration of transformers. ``keys(name)`` reads a required key, ``keys.get(name)`` one that may be missing
+    or None."""
 
     def __init__(self, config: Any, inside: str | None = None, ignored: tuple[str, ...] = ()) -> None:
         self.config, self.inside, self.ignored = config, inside, ignored
@@ -131,10 +120,9 @@ class Keys:
             raise ValueError(f"{self.model_type} needs the key {name!r}, got none")
         return value
 
-    def get(self, name: str, default: Any = None) -> Any:
-        """The value, or ``default`` where there is none, or None."""
-        value = getattr(self.config, name, None)
-        return default if value is None else value
+    def get(self, name: str) -> Any:
+        """The value, or None where there is none."""
+        return getattr(self.config, name, None)
 
     def whole(self, name: str, least: int = 1) -> int:
         """A required key that is a whole number of at least ``least``."""
@@ -144,24 +132,6 @@ class Keys:
         """A required key that is a number above 0."""
         return number(f"{self.model_type}'s {name}", self(name), above=0)
 
-    def optional(self, name: str) -> float | None:
-        """A key that is a number above 0 if there is one."""
-        return None if self.get(name) is None else self.number(name)
-
-    def list(self, name: str) -> list[Any]:
-        """A required key that is a list."""
-        value = self(name)
-        if not isinstance(value, list | tuple):
-            raise self.wrong(name, "must be a list")
-        return list(value)
-
-    def flag(self, name: str) -> bool:
-        """A key that is True or False, or missing."""
-        value = self.get(name, False)
-        if value not in (True, False):
-            raise self.wrong(name, "must be true or false")
-        return bool(value)
-
     def parameters(self, of_type: str | None = None) -> ScalingParameters:
         """rope_parameters, or those of a layer type, whose entries the caller reads."""
         read = ScalingParameters(f"{self.model_type}'s rope_parameters", self("rope_parameters"), self.ignored)
@@ -169,12 +139,11 @@ class Keys:
 
     def wrong(self, name: str, why: str) -> ValueError:
         """The error for an invalid value of a key."""
-        return ValueError(f"{self.model_type}'s {name} {why}, got {shown(getattr(self.config, name, None))}")
+        return ValueError(f"{self.model_type}'s {name} {why}, got {shown(self.get(name))}")
 
     def refuse(self, name: str, *but: Any, why: str) -> None:
         """ValueError for a key with a value other than None and ``but``."""
-        value = self.get(name)
-        if value is not None and value not in but:
+        if self.get(name) not in (None, *but):
             raise self.wrong(name, why)
 
     def unread(self, name: str, value: Any) -> ValueError:
@@ -206,25 +175,21 @@ class Layer:
     indexer_of: int | None = None
 
     def __str__(self) -> str:
-        said = [
-            f"windows of {self.patches} x {self.patches} patches" if self.patches is not None else "",
-            f"shifted by {self.shift}" if self.shift else "",
-            f"scale {self.scale:.6g}" if self.scale is not None else "",
-            f"softcap {self.softcap:g}" if self.softcap is not None else "",
-            "a sink per head" if self.sinks else "",
-            "tokens of an image attend to one another" if self.images else "",
-            self._choice(),
-        ]
-        return ", ".join(filter(None, said))
-
-    def _choice(self) -> str:
-        if self.indexer is None:
-            return ""
+        said = {
+            f"windows of {self.patches} x {self.patches} patches": self.patches is not None,
+            f"shifted by {self.shift}": self.shift,
+            f"scale {self.scale or 0:.6g}": self.scale is not None,
+            f"softcap {self.softcap or 0:g}": self.softcap is not None,
+            "a sink per head": self.sinks,
+            "tokens of an image attend to one another": self.images,
+        }
+        words_of = [text for text, is_so in said.items() if is_so]
         if self.indexer_of is not None:
-            return "the keys that the last indexer before it has chosen"
-        blocks = f" in blocks of {self.indexer.block}" * (self.indexer.block > 1)
-        best = f"the {self.indexer.top_k} best keys{blocks} of an indexer"
-        return f"{best} (heads: {self.indexer.num_heads}; {words(self.indexer.rotation)})"
+            words_of.append("the keys that the last indexer before it has chosen")
+        elif (one := self.indexer) is not None:
+            best = f"the {one.top_k} best keys{f' in blocks of {one.block}' * (one.block > 1)} of an indexer"
+            words_of.append(f"{best} (heads: {one.num_heads}; {words(one.rotation)})")
+        return ", ".join(words_of)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -330,30 +295,18 @@ def is_said(said: ModelPositions, name: str, value: Any) -> bool:
     return any(type(value) in (type(each), int) and value == each and re.search(of, name) for of, each in seen)
 
 
-PLAIN = Layer()
-FULL, SLIDING = "full_attention", "sliding_attention"
-
-
-def head_dim_of(keys: Keys) -> int:
-    """head_dim, or hidden_size / num_attention_heads."""
-    if keys.get("head_dim") is not None:
-        return keys.whole("head_dim")
-    return keys.whole("hidden_size") // keys.whole("num_attention_heads")
-
-
 def summarize_model(
     keys: Keys,
-    schemes: Scheme | list[Scheme],
+    schemes: Scheme | Sequence[Scheme],
     windows: Window | list[Window] = None,
-    layers: Layer | list[Layer] = PLAIN,
+    layers: Layer | list[Layer] = Layer(),
     **more: Any,
 ) -> ModelPositions:
     """The description of a model. Each argument is a list with an entry per layer, or one value for all layers."""
     more.setdefault("length", keys.get("max_position_embeddings"))
     if more["length"] is not None:
         whole(f"the number of positions of {keys.model_type}", more["length"])
-    counts = [len(given) for given in (schemes, windows, layers) if isinstance(given, list)]
-    count = counts[0] if counts else keys.whole("num_hidden_layers")
+    count = len(schemes) if isinstance(schemes, list) else keys.whole("num_hidden_layers")
     each: list[list[Any]] = [x if isinstance(x, list) else [x] * count for x in (schemes, windows, layers)]
     schedule = Schedule(list(zip(each[0], each[1], strict=True)))
     for scheme in (schedule, more.get("input")):
@@ -365,13 +318,3 @@ def summarize_model(
 def scaled(factor: float, head_dim: int) -> float | None:
     """A factor of q . k, or None if it is 1/sqrt(head_dim)."""
     return None if math.isclose(factor, head_dim**-0.5, rel_tol=1e-12) else factor
-
-
-def rotary(keys: Keys, head_dim: int, of_type: str | None = None) -> RoPE:
-    """The rotation of all channels by rope_parameters, or by those of a layer type."""
-    read = keys.parameters(of_type)
-    kind, base, share = read.kind(), read.number("rope_theta"), read.number("partial_rotary_factor", 1.0)
-    if kind != "proportional" and share != 1.0:
-        raise read.wrong("partial_rotary_factor", f"must be 1, since {keys.model_type} rotates all channels")
-    longest = None if kind in ("default", "linear", "proportional") else keys.whole("max_position_embeddings")
-    return RoPE(head_dim, base, scaling=read.scaling(kind, share, longest))
