@@ -23,7 +23,7 @@ pytest.importorskip("transformers")
 import transformers
 
 import posenc.huggingface as hf
-from posenc.huggingface import adapters, layer_positions, masks
+from posenc.huggingface import adapters
 from posenc.huggingface import attention as module
 from posenc.huggingface.adapters import ADAPTERS, BOUND
 from tests.huggingface.configs import ADAPTED, DECODERS, ENCODERS, SMALL
@@ -256,9 +256,9 @@ def test_a_mask_is_that_of_transformers(name: str, function: Any) -> None:
             if "packed" in name and attention_mask is not None:
                 continue  # transformers takes documents from position_ids where there is no mask
             said = (2, m, n, q_offset, k_offset, function, attention_mask)
-            ours = masks.mask(*said)
+            ours = module.mask(*said)
             theirs = transformers.masking_utils.sdpa_mask(*said, allow_is_causal_skip=False)
-            assert isinstance(ours, masks.Visible)
+            assert isinstance(ours, module.Visible)
             assert torch.equal(ours.dense(), theirs), (m, n, q_offset, k_offset)
             assert torch.equal(ours[:, :, :, : n - 1], theirs[..., : n - 1])  # whoever cuts it gets a mask
             if attention_mask is None and "chunked" not in name and "packed" not in name:
@@ -272,7 +272,7 @@ def test_a_mask_of_ones_own_is_laid_out() -> None:
         return key % 2 == 0
 
     for function in (even, and_masks(causal_mask_function, even)):
-        mask = masks.mask(1, 5, 5, 0, 0, function)
+        mask = module.mask(1, 5, 5, 0, 0, function)
         assert type(mask) is Tensor
         assert torch.equal(
             mask, transformers.masking_utils.sdpa_mask(1, 5, 5, 0, 0, function, allow_is_causal_skip=False)
@@ -287,7 +287,7 @@ REFUSED: list[tuple[Tensor, Any, dict[str, Any], str]] = [
     (Q, None, {"something_new": Q}, "something_new is not supported.*does not know whether"),
     (K, None, {"is_causal": True}, "attention_mask must say which of 7 keys each of 5 queries attends to"),
     (K, K[:, 0, 0] > 0, {}, r"attention_mask must be of four dimensions .* got torch.bool \(2, 8\)"),
-    (K, masks.mask(2, 5, 5), {}, r"attention_mask must be for .* \(5, 7\), got \(5, 5\)"),
+    (K, module.mask(2, 5, 5), {}, r"attention_mask must be for .* \(5, 7\), got \(5, 5\)"),
     (Q, None, {"is_causal": False, "sliding_window": 3}, "sliding_window=3 is not supported without a mask"),
 ]
 
@@ -307,7 +307,7 @@ def test_dropout_is_applied_in_training_alone() -> None:
 
 
 def test_what_cannot_be_divided_among_processes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (module, masks, adapters, layer_positions):
+    for place in (module, adapters):
         monkeypatch.setattr(place, "EXCHANGES", [object()])
     x, of_two = torch.randn(1, 2, 3, 8), nn.Module()
     of_two.config = transformers.T5Config()
@@ -316,6 +316,6 @@ def test_what_cannot_be_divided_among_processes_says_so(monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match=r"position_bias is not supported while a text is divided among processes"):
         module.attention(nn.Identity(), x, x, x, None, position_bias=torch.zeros(1, 2, 3, 3))
     with pytest.raises(ValueError, match=r"the mask must be of a known function, made uncompiled, .* got .*<lambda>"):
-        masks.mask(1, 3, 3, mask_function=lambda *_: True)
+        module.mask(1, 3, 3, mask_function=lambda *_: True)
     with pytest.raises(ValueError, match=r"Identity cannot be run while a text is divided among processes"):
         adapters._attend_bound(nn.Identity(), (x, x, x), None, None, None, None)  # type: ignore[arg-type]

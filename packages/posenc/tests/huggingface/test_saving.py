@@ -17,8 +17,9 @@ import transformers
 from torch import Tensor
 
 import posenc
-from posenc.huggingface import adapt, from_pretrained, masks, patch, scheme_from_config
+from posenc.huggingface import adapt, from_pretrained, patch, scheme_from_config
 from posenc.huggingface.adapters import is_adapted
+from posenc.huggingface.attention import mask as mask_of
 from tests.huggingface.configs import ENCODER
 from tests.huggingface.test_attention import IDS, built, output
 from tests.huggingface.test_patching import same, state
@@ -299,7 +300,7 @@ def test_a_copied_layer_that_adds_the_mask_to_its_scores_is_refused() -> None:
 
 
 def test_the_mask_is_a_boolean_one_to_who_reads_it() -> None:
-    mask = masks.mask(1, 5, 5)
+    mask = mask_of(1, 5, 5)
     assert mask is not None
     causal = torch.ones(5, 5, dtype=torch.bool).tril()[None, None]
     scores = torch.randn(1, 1, 5, 5)

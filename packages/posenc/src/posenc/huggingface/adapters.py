@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.backends.api import attention as posenc_attention
-from posenc.huggingface.attention import EAGER, REFUSED, attention
-from posenc.huggingface.masks import WITHIN, Visible, mask
+from posenc.huggingface.attention import EAGER, REFUSED, WITHIN, Visible, attention, mask
 from posenc.huggingface.variants import LayerDeBERTa, LayerSwinV2
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions

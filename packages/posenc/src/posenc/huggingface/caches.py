@@ -6,7 +6,7 @@ from torch import nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from posenc.huggingface.layer_positions import LAYER_SCHEME
+from posenc.huggingface.attention import LAYER_SCHEME
 from posenc.huggingface.patched import named, transformer
 
 

@@ -7,8 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from posenc.huggingface.adapters import is_adapted
-from posenc.huggingface.attention import NAME, attention
-from posenc.huggingface.masks import mask
+from posenc.huggingface.attention import NAME, attention, mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from posenc.arguments import shown
 from posenc.huggingface.adapters import ADAPTERS, BOUND, REPLACED_IN_PLACE, UNSUPPORTED, is_adapted
+from posenc.huggingface.attention import LayerScheme
 from posenc.huggingface.config import scheme_from_config
-from posenc.huggingface.layer_positions import LayerScheme
 from posenc.huggingface.loading import MARK, RECORD, has_own_attention, record_of
 from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.replace_positions import (

@@ -12,9 +12,8 @@ from torch import nn
 from posenc.arguments import is_number, shown
 from posenc.encoding.terms import Bias
 from posenc.huggingface.adapters import ADAPTERS, BOUND, CACHES
-from posenc.huggingface.attention import NAME
+from posenc.huggingface.attention import LAYER_SCHEME, NAME, ROTARY, WHOLE, LayerScheme
 from posenc.huggingface.config import scheme_from_config
-from posenc.huggingface.layer_positions import LAYER_SCHEME, ROTARY, WHOLE, LayerScheme
 from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.seams import BY_SLOT, Kind, Seam, Seams, Turns, ask_rotary, hook, rescale, rotaries
 from posenc.positions.positions import Positions
