@@ -263,7 +263,7 @@ def test_what_cannot_be_is_a_named_error(
 
 @pytest.mark.parametrize("length", [2, 4, 7])
 def test_the_skew_is_that_of_its_python(length: int, javascript: Node) -> None:
-    """Step by step that of the lines that the page shows; in the end query i has at key j its number at distance j - i."""
+    """Step by step that of the lines that the page shows; at the end query i has at key j its number at j - i."""
     q, table = torch.randn(length, 3).double(), torch.randn(2 * length - 1, 3).double()
     found = javascript("skew", x=q @ table.T)
     names: dict[str, Any] = {"q": q, "table": table, "pad": torch.nn.functional.pad}

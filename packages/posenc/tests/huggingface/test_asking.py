@@ -281,7 +281,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "doge",
         SIZES,
-        "in layer 0 attention makes a mask of its own, and by keep_window_size in its configuration more keys may be hid",
+        "in layer 0 attention makes a mask of its own, and by keep_window_size in its configuration more keys",
     ),
     ("gemma4_text", SIZES | {"num_kv_shared_layers": 4}, "take keys and values of another model: num_kv_shared_l"),
     ("nanochat", {"num_hidden_layers": 600}, "its num_hidden_layers must be within 1..512, got 600"),

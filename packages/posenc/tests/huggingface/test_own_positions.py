@@ -238,7 +238,7 @@ def test_what_still_differs_by_position_is_named() -> None:
     vit = transformers.AutoModel.from_config(config_of("vit"))
     refused(NoPE(), vit, "it takes pixel_values, and a scheme is put into models of input_ids alone")
     doge = transformers.AutoModelForCausalLM.from_config(tiny("doge"))
-    refused(NoPE(), doge, "cannot be patched in layer 0: attention gets a mask of its own, seen for 24 tok")
+    refused(NoPE(), doge, "cannot be patched in layer 0: attention makes a mask of its own, and by keep_window_size in")
 
 
 KEPT = json.loads(RECORD.read_text(encoding="utf-8"))

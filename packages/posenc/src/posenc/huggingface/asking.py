@@ -414,8 +414,8 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
             if not re.search("expert|cache|label|layer_types|moe|sparse_(en|de)coder|sparse_step", name)
         ]:
             raise ValueError(
-                f"attention makes a mask of its own, and by {bounds[0]} in its configuration more keys may be hidden in "
-                f"texts longer than the {seen.size(1)} tokens that were tried"
+                f"attention makes a mask of its own, and by {bounds[0]} in its configuration more keys may be hidden "
+                f"in texts longer than the {seen.size(1)} tokens that were tried"
             )
     else:
         sees, total = {}, math.inf

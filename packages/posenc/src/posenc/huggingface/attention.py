@@ -476,7 +476,7 @@ def sharded_pass(
     attention_mask.shared("agreed", lambda: sharding.agree(_mismatch(module, layer_scheme, *given)))
     seen, chunk = attention_mask.visibility, attention_mask.chunk_size
     window: Window = (seen.left, seen.right) if chunk is None else Chunk(chunk)
-    scheme = NOPE
+    scheme: Scheme = NOPE
     if layer_scheme is not None:
         scheme, window = layer_scheme.scheme, window if layer_scheme.window is None else layer_scheme.window
     dtype = torch.promote_types(query.dtype, torch.float32)
