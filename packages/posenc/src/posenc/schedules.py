@@ -52,10 +52,9 @@ def gemma3(
     Defaults are those of 4B. 12B has 48 layers, 27B 62 layers and head_dim 128, 1B 26 layers, a window of 512 and no
     scaling. ``global_layers`` default to 5, 11, 17, ...; only they are scaled.
     """
-    whole_text = _layers("global_layers", global_layers, num_layers, every=6)
     near = RoPE(head_dim, base=local_base)
     far = RoPE(head_dim, base=global_base, scaling=global_scaling)
-    return _schedule(num_layers, whole_text, (far, None), (near, window))
+    return _schedule(num_layers, "global_layers", global_layers, 6, (far, None), (near, window))
 
 
 def smollm3(
@@ -70,8 +69,8 @@ def smollm3(
 
     ``nope_layers`` default to 3, 7, 11, .... Beyond 64K tokens the model card recommends YaRN(2.0, 65536).
     """
-    bare = _layers("nope_layers", nope_layers, num_layers, every=4)
-    return _schedule(num_layers, bare, (NoPE(), None), (RoPE(head_dim, base=base, scaling=scaling), None))
+    rope = RoPE(head_dim, base=base, scaling=scaling)
+    return _schedule(num_layers, "nope_layers", nope_layers, 4, (NoPE(), None), (rope, None))
 
 
 def cohere2(
@@ -87,8 +86,8 @@ def cohere2(
     Defaults are those of R7B; A has 64 layers. Pairs are interleaved. ``nope_layers``, which are global, default to 3,
     7, 11, ....
     """
-    bare = _layers("nope_layers", nope_layers, num_layers, every=4)
-    return _schedule(num_layers, bare, (NoPE(), None), (RoPE(head_dim, base, "interleaved"), window))
+    rope = RoPE(head_dim, base, "interleaved")
+    return _schedule(num_layers, "nope_layers", nope_layers, 4, (NoPE(), None), (rope, window))
 
 
 def gpt_oss(
@@ -105,9 +104,8 @@ def gpt_oss(
     Defaults are those of 120b; 20b has 24 layers. ``global_layers`` default to 1, 3, 5, .... Every layer also has
     sinks, a learned number per head: ``attention(..., sinks=)``.
     """
-    whole_text = _layers("global_layers", global_layers, num_layers, every=2)
     rope = RoPE(head_dim, base=base, scaling=scaling)
-    return _schedule(num_layers, whole_text, (rope, None), (rope, window))
+    return _schedule(num_layers, "global_layers", global_layers, 2, (rope, None), (rope, window))
 
 
 def llama4(
@@ -127,12 +125,12 @@ def llama4(
     does not scale queries. Layers with RoPE attend only within the query's own ``chunk`` of 8192 tokens; None is the
     whole text. Maverick has no scaling, Scout Llama3(16.0, 8192, high_freq_factor=1.0).
     """
-    bare = _layers("nope_layers", nope_layers, num_layers, every=4)
     far: Scheme = NoPE()
     if query_length is not None:
         far = QueryScale("llama4", length=query_length, strength=query_strength)
     near = RoPE(head_dim, base, "interleaved", scaling=scaling)
-    return _schedule(num_layers, bare, (far, None), (near, None if chunk is None else Chunk(whole("chunk", chunk))))
+    window = None if chunk is None else Chunk(whole("chunk", chunk))
+    return _schedule(num_layers, "nope_layers", nope_layers, 4, (far, None), (near, window))
 
 
 def deepseek_v3(
@@ -151,19 +149,15 @@ def deepseek_v3(
     return Schedule([(MLA(head_dim, rope_dim, base, scaling=scaling), None)] * whole("num_layers", num_layers))
 
 
-def _layers(name: str, given: Any, num_layers: Any, every: int) -> set[int]:
+def _schedule(
+    num_layers: Any, name: str, given: Any, every: int, special: tuple[Scheme, Window], others: tuple[Scheme, Window]
+) -> Schedule:
+    """One pair for the layers ``given`` by ``name``, by default the last of ``every`` few; another for the others."""
     count = whole("num_layers", num_layers)
-    if given is None:
-        return set(range(every - 1, count, every))
+    given = range(every - 1, count, every) if given is None else given
     if isinstance(given, (str, Tensor)) or not isinstance(given, Iterable):
         raise ValueError(f"{name} must be numbers of layers, got {shown(given)}")
     listed = [whole(f"{name}[{n}]", layer, 0, count - 1) for n, layer in enumerate(given)]
     if len(set(listed)) < len(listed):
         raise ValueError(f"{name} must be a list of distinct layer numbers, not of flags, got {listed}")
-    return set(listed)
-
-
-def _schedule(
-    num_layers: int, special: set[int], theirs: tuple[Scheme, Window], others: tuple[Scheme, Window]
-) -> Schedule:
-    return Schedule([theirs if n in special else others for n in range(num_layers)])
+    return Schedule([special if n in listed else others for n in range(count)])

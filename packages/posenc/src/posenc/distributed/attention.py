@@ -22,7 +22,7 @@ from posenc.distributed.ring import Part, Ring, attend_in_ring, parts
 from posenc.distributed.sharding import Needs, Sharding, Shards, check_local, mask_of, transposed
 from posenc.encoding.context import NOTHING, Projected, cumulative_sums
 from posenc.encoding.encoding import Context, Encoding
-from posenc.encoding.staleness import read_by
+from posenc.encoding.staleness import read_by, with_tensors
 from posenc.encoding.terms import skipped_by_default
 from posenc.models.cache import KVCache
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, LayerCall
@@ -171,10 +171,6 @@ class Heads:
         x = x.index_select(2, torch.cat(self.sharding.indices).to(x.device))
         return transposed(x, 2, self.sharding.counts, 1, sizes, self.sharding.group)
 
-    def slice_heads(self, x: Tensor, sizes: list[int]) -> Tensor:
-        """This process's heads of a tensor of all tokens."""
-        return x if x.size(1) == 1 and sum(sizes) > 1 else x[:, self.own_heads(sizes)]
-
 
 def attend_in_heads(
     sharding: Shards, call: LayerCall, inner: Callable[[LayerCall, tuple[slice, slice]], Result]
@@ -184,27 +180,25 @@ def attend_in_heads(
     query, mask, sinks = call.query, call.attn_mask, call.sinks
     heads = Heads(sharding, query.size(1), call.key.size(1))
     of_queries, of_keys = heads.of_queries, heads.of_keys
+    own = heads.own_heads(of_queries)
     if mask is not None:
         mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)  # checked before
         # A row for each query: whether there is one row for all could not be told from a process with one query.
         mask = heads.call_of_heads(mask.expand(-1, -1, query.size(2), -1), of_queries)
     if sinks is not None:
-        sinks = heads.call_of_heads(sinks, of_queries) if sinks.dim() == 3 else sinks[heads.own_heads(of_queries)]
+        sinks = heads.call_of_heads(sinks, of_queries) if sinks.dim() == 3 else sinks[own]
     taken = replace(
         call,
         query=heads.call_of_heads(query, of_queries),
         key=heads.call_of_heads(call.key, of_keys),
         value=heads.call_of_heads(call.value, of_keys),
         features={name: heads.call_of_heads(x, of_queries) for name, x in call.features.items()},
-        key_features={name: heads.slice_heads(x, of_queries) for name, x in call.key_features.items()},
+        key_features={name: _of_heads(x, own) for name, x in call.key_features.items()},
         attn_mask=mask,
         sinks=sinks,
     )
-    found = inner(taken, (heads.own_heads(of_queries), heads.own_heads(of_keys)))
-    if isinstance(found, Tensor):
-        return heads.to_tokens(found, of_queries)
-    out, lse = found
-    return heads.to_tokens(out, of_queries), heads.to_tokens(lse, of_queries)
+    found = inner(taken, (own, heads.own_heads(of_keys)))
+    return with_tensors(found, lambda x: heads.to_tokens(x, of_queries))
 
 
 BOUND = (
@@ -432,8 +426,12 @@ class _Exchange:
             found = whole.attend(step.pairs(layer))
             scheme, _ = step.of_layer(layer)
             features = (*call.features.values(), *call.key_features.values())
+            if call.query.size(2):
+                return found
+            # Gradients of zero for tensors that a process without queries has nothing of: the others wait for its part.
             reached = (whole.key, whole.value, *features, *scheme.parameters())
-            return found if call.query.size(2) else _connected(found, reached)
+            nothing = sum(x.flatten()[:0].sum() for x in reached if x.requires_grad)
+            return with_tensors(found, lambda x: x + nothing)
         if method == "ulysses":
 
             def of_all(call: LayerCall, mine: tuple[slice, slice]) -> Tensor | tuple[Tensor, Tensor]:
@@ -510,12 +508,3 @@ def _known(scheme: Scheme, call: LayerCall) -> list[object]:
     found += [call.is_causal, call.window, call.dropout_p, call.scale, call.skip_below, call.backend, call.return_lse]
     found += [x if x is None else (x.dtype, x.dim()) for x in (call.attn_mask, call.sinks)]
     return found
-
-
-def _connected(found: Tensor | tuple[Tensor, Tensor], reached: Sequence[Tensor]) -> Tensor | tuple[Tensor, Tensor]:
-    """The same, with gradients of zero for tensors that a process without queries has nothing of: the others wait for
-    its part in their gradients."""
-    nothing = sum(x.flatten()[:0].sum() for x in reached if x.requires_grad)
-    if isinstance(found, Tensor):
-        return found + nothing
-    return found[0] + nothing, found[1]

@@ -76,10 +76,6 @@ class ShardedCache(KVCache):
         ]
         self._indices = tuple(index[index < tokens] for index in self._indices)
 
-    def _own_tokens(self) -> Tensor:
-        """Which of all tokens this process holds after this pass."""
-        return self._coming[self.rank]
-
     def _of_all(self, x: Tensor) -> Tensor:
         """The tensor of all tokens, in their order, from (batch, heads, tokens that this process holds, ...)."""
         back = torch.cat(self._coming).argsort()
@@ -107,7 +103,7 @@ class _InTurn:
         cached, new = self.cache, torch.arange(len(positions), device=positions.device)
         turn = (new + (0 if cached.positions is None else len(cached.positions))) % cached.world
         whole = cached._begin(positions, [new[turn == rank] for rank in range(cached.world)])
-        return whole[cached._own_tokens()]._set(_is_shard=cached.world > 1), whole
+        return whole[cached._coming[cached.rank]]._set(_is_shard=cached.world > 1), whole
 
     def lengths(self, positions: Positions) -> Tensor:
         return positions.lengths  # new tokens are the last of their texts
@@ -124,7 +120,7 @@ class _InTurn:
             raise ValueError("attn_mask and dropout are not supported with a ShardedCache")
         cache, sinks, encoding = self.cache, call.sinks, step.pairs(call.layer)
         start = 0 if cache.positions is None else len(cache.positions)
-        mine = cache._own_tokens()
+        mine = cache._coming[cache.rank]
         new = mine[mine >= start] - start
         key, value, _ = cache.append(call.layer, call.key[:, :, new], call.value[:, :, new])
         if any(term.reads_rows for term in encoding.score_terms) or gives_weights(encoding.score_terms):

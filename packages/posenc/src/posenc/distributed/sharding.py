@@ -32,7 +32,11 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, counts: tuple[int, ...], group: Any) -> Tensor:
         ctx.dim, ctx.counts, ctx.group = dim, counts, group
-        return torch.cat(_every(x.movedim(dim, 0), counts, group)).movedim(0, dim)
+        mine = x.movedim(dim, 0)
+        padded = mine.new_zeros((max(counts), *mine.shape[1:]))  # since collectives take equal shapes
+        padded[: len(mine)] = mine
+        parts = zip(of_each(padded, group), counts, strict=True)
+        return torch.cat([part[:count] for part, count in parts]).movedim(0, dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
@@ -53,14 +57,6 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
         return gathered(gradients[0], ctx.dim, ctx.counts, ctx.group), None, None, None
-
-
-def _every(x: Tensor, counts: Sequence[int], group: Any) -> list[Tensor]:
-    """The tensors of all processes, of ``counts`` rows each."""
-    most = max(counts)
-    padded = x.new_zeros((most, *x.shape[1:]))  # since collectives take equal shapes
-    padded[: len(x)] = x
-    return [part[:count] for part, count in zip(of_each(padded, group), counts, strict=True)]
 
 
 def of_each(x: Tensor, group: Any) -> list[Tensor]:
@@ -280,7 +276,11 @@ class Sharding(Shards):
         if not dist.is_available() or not dist.is_initialized():
             raise ValueError("Sharding needs a process group: run with torchrun and call init_process_group first")
         places = of.mesh if getattr(of, "ndim", 1) == 2 and hasattr(of, "get_group") else None
-        group = group_of(of) if places is None else _all_of(of)
+        if places is not None and sorted(places.flatten().tolist()) != list(range(dist.get_world_size())):
+            raise ValueError(
+                f"of must be a mesh of two axes with all {dist.get_world_size()} processes, or of one axis, got {of}"
+            )
+        group = group_of(of if places is None else None)
         super().__init__(whole, indices(whole.layout, dist.get_world_size(group), order), group)
         self._check_same()
         self.across: Shards | None = None
@@ -354,19 +354,14 @@ class Sharding(Shards):
     def check(self, positions: Positions) -> None:
         """ValueError unless these are the positions of this process's tokens."""
         mine = self.positions
-        if positions is not mine and not _are_equal(positions, mine):  # wrappers of modules make new ones
+        both = zip(mine._each(lambda x: x).values(), positions._each(lambda x: x).values(), strict=True)
+        if positions is not mine and not (  # wrappers of modules make new ones
+            positions.device == mine.device
+            and all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in both)
+        ):
             raise ValueError(
                 f"positions must be those of this process's tokens, sharding.positions, got others: {positions}"
             )
-
-
-def _all_of(mesh: Any) -> Any:
-    """The group of all processes, which a mesh of two axes must have."""
-    if sorted(mesh.mesh.flatten().tolist()) != list(range(dist.get_world_size())):
-        raise ValueError(
-            f"of must be a mesh of two axes with all {dist.get_world_size()} processes, or of one axis, got {mesh}"
-        )
-    return dist.group.WORLD
 
 
 def group_of(of: Any) -> Any:
@@ -402,13 +397,3 @@ def _checksum(x: Tensor) -> int:
     bits = x.cpu().contiguous().view(torch.int64 if x.element_size() == 8 else torch.int32).long().flatten()
     mixed = (bits + 1) * (2 * torch.arange(len(bits)) + 0x9E3779B1)  # wraps around
     return int((mixed ^ (mixed >> 29)).sum())
-
-
-def _are_equal(positions: Positions, others: Positions) -> bool:
-    if positions.device != others.device:
-        return False
-    mine, theirs = positions._each(lambda x: x), others._each(lambda x: x)
-    return all(
-        (x is None) == (y is None) and (x is None or y is None or (x.shape == y.shape and torch.equal(x, y)))
-        for x, y in ((mine[name], theirs[name]) for name in mine)
-    )
