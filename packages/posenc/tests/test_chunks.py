@@ -86,13 +86,3 @@ def test_no_two_chunks_are_one_document() -> None:
         assert not bool((made == PADDING).any())
     assert document_of_chunk(document_of_chunk(7, -3), 5) == int(twice[7, 37, 45])
     assert document_of_chunk(torch.tensor([PADDING]), torch.tensor([4])).tolist() == [PADDING]
-
-
-def test_what_is_no_chunk() -> None:
-    q = drawn(0)
-    with pytest.raises(ValueError, match="size must be a whole number of at least 1, got 0"):
-        Chunk(0)
-    with pytest.raises(ValueError, match=r"size must be a whole number of at least 1, got 2\.0"):
-        Positions.arange(3).in_chunks(2.0)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="in_chunks takes one coordinate per token, got positions of 2 axes"):
-        posenc.attention(q[:, :, :6], q[:, :, :6], q[:, :, :6], query_positions=Positions.grid(2, 3), window=Chunk(2))

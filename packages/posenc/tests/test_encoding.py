@@ -127,14 +127,6 @@ def test_attention_takes_an_encoding_whose_token_doors_are_opened_once() -> None
     torch.testing.assert_close(attention(*turned, key, turning.pairs), out)
 
 
-@pytest.mark.parametrize("other", [(Positions.arange(TOKENS), None), (None, Positions.arange(TOKENS))])
-def test_encodings_of_other_positions_cannot_be_added(other: tuple[Positions | None, Positions | None]) -> None:
-    query, key = Positions.arange(TOKENS), Positions.arange(TOKENS)
-    stranger = NoPE()(other[0] or query, other[1] or key)
-    with pytest.raises(ValueError, match="encodings must be of the same positions to be added, got diff"):
-        NoPE()(query, key) + stranger
-
-
 @pytest.mark.parametrize(
     ("value", "name"),
     [

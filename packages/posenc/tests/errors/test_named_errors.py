@@ -37,6 +37,7 @@ from posenc import (
     Relative2D,
     RoPE,
     Schedule,
+    Scheme,
     Segment,
     Shaw,
     Sinusoidal,
@@ -536,6 +537,25 @@ SHARED: list[tuple[dict[str, Any], str]] = [
         "Relative2D takes 2 coordinates per token, got positions of 1: make them with Positions.grid(height, width)",
     ),
     ({"encoding": NoPE() + ALiBi(4, "directed")}, f"ALiBi was made for 4 heads, got queries of 6{SHARD}"),
+    (
+        {"encoding": ALiBi(8, "directed")(LINE, Positions.arange(7), context=Context(heads=range(1, 4)))},
+        f"ALiBi was made for 8 heads, of which context.heads selects 3, got queries of 6{SHARD}",
+    ),
+    *[
+        (
+            {"encoding": scheme, "is_causal": True},
+            f"the scheme needs the feature '{name}' of every query: use encoding.with_projected…",
+        )
+        for scheme, name in ((FoX(6), "forgotten"), (posenc.Inkling(6, 3, 4), "profile"))
+    ],
+    (
+        {"query_positions": Positions.grid(1, 5), "key_positions": Positions.grid(1, 7), "window": Chunk(2)},
+        "in_chunks takes one coordinate per token, got positions of 2 axes",
+    ),
+    (
+        {"encoding": posenc.StickBreaking(), "sinks": torch.zeros(6)},
+        "sinks must be None for a scheme whose weights do not sum to 1, got torch.float32 (6,)",
+    ),
 ]
 PAST_TABLES: list[tuple[dict[str, Any], str]] = [
     ({"encoding": Relative1D(5, 4)}, "Relative1D encodes distances up to 4, got 6"),
@@ -593,10 +613,10 @@ MASK = "mask must be a tensor (rows, tokens) of True or 1 = token"
 TURNS_VALUES = RoPE(HEAD_DIM, values=True)(LINE)
 
 
-def of_inference() -> Encoding:
+def of_inference(scheme: Scheme, positions: Positions) -> Encoding:
     """An encoding whose tensors PyTorch keeps for no gradient."""
     with torch.inference_mode():
-        return RoPE(4)(LINE)
+        return scheme(positions)
 
 
 def stale() -> Encoding:
@@ -839,6 +859,10 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: BOUND.rotate(Q), "key must be given with query, got None: … call rotate_query or rotate_key"),
         Row(lambda: BOUND.rotate(Q, Q[0]), "key must be …, got …(6, 5, 4); … pass key.unsqueeze(1), …"),
         Row(lambda: BOUND.rotate(Q.to("meta"), Q), "query is on meta, but the encoding's positions are on cpu"),
+        Row(
+            lambda: posenc.MLA(14, 8)(LINE).rotate(drawn(2, 6, 5, 10), Q),
+            "MLA rotates q and k of head_dim 14, or only their last 8 channels, got …",
+        ),
     ],
     **{
         f"Encoding.rotate_{name}": [Row(partial(turn, Q[..., :2]), "the rotation was made for head_dim 4, got …")]
@@ -921,10 +945,13 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
                 lambda: Sinusoidal(8)(LINE).add(X.double()),
             )
         ],
-        Row(
-            lambda: of_inference().check_trained(torch.zeros(1, requires_grad=True)),
-            "the encoding was made under torch.inference_mode() …",
-        ),
+        *[
+            Row(
+                lambda given=given: of_inference(*given).check_trained(torch.zeros(1, requires_grad=True)),
+                "the encoding was made under torch.inference_mode() and cannot be used for training: …",
+            )
+            for given in ((RoPE(4), LINE), (made(posenc.SwinV2, (1, 5), 6), Positions.grid(1, 5)))
+        ],
     ],
     "Encoding.check_added": [
         Row(lambda: Sinusoidal(6)(LINE).check_added(), "the encoding adds to the input, and was not added: …")
@@ -936,9 +963,10 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     "Encoding.check": [Row(lambda: BOUND.check(Q, K), "key has 7 tokens, but the encoding was made for 5")],
     "Encoding.__add__": [
         Row(
-            lambda: BOUND + RoPE(4)(Positions.arange(5)),
+            lambda both=both: BOUND + RoPE(4)(*both),
             "encodings must be of the same positions to be added, got different…",
         )
+        for both in ((Positions.arange(5), LINE), (LINE, Positions.arange(5)))
     ],
 }
 
@@ -968,7 +996,13 @@ def model_rows(kind: Callable[..., Any], good: Mapping[str, Any], *its_sizes: st
         *[Row(partial(kind, **good, position=p), f"position must be {words}") for p, words in WRONG_POSITION],
         Row(partial(kind, **{**good, "num_heads": 7}), "dim must be a multiple of num_heads = 7, got 24"),
         Row(partial(kind, **good, num_kv_heads=4), "num_heads must be a multiple of num_kv_heads = 4, got 6"),
-        Row(partial(kind, **good, position=Sinusoidal(DIM), per_layer=True), "per_layer gives every layer …"),
+        *[
+            Row(
+                partial(kind, **good, position=position, per_layer=True),
+                "per_layer gives …, but inject='input' adds only the first one: use inject='every_layer'",
+            )
+            for position in (Sinusoidal(DIM), Learned(9, DIM), Sinusoidal(DIM) + RoPE(HEAD_DIM))
+        ],
     ]
 
 
@@ -1119,6 +1153,10 @@ MODELS: dict[str, list[Row]] = {
         Row(
             lambda: FILLED.append(0, K, V[:, :, :2]),
             "value must have (batch, kv_heads, tokens) = (2, 3, 7) like key, got (2, 3, 2)",
+        ),
+        Row(
+            lambda: READ.append(0, K.double(), V.double()),
+            "the cache holds torch.float32 on cpu, got torch.float64 on cpu",
         ),
     ],
 }

@@ -461,14 +461,6 @@ def test_positions_that_do_not_follow_the_cache_are_an_error() -> None:
     assert len(cache) == 6
 
 
-@torch.no_grad()
-def test_a_cache_keeps_its_dtype() -> None:
-    model, cache = zoo.model(Decoder, "rope"), KVCache()
-    model(zoo.tokens()[:, :5], cache=cache)
-    with pytest.raises(ValueError, match=r"the cache holds torch.float64 on cpu, got torch.float32"):
-        model.float()(zoo.tokens()[:, 5:6], cache=cache)
-
-
 def test_a_cache_of_inference_mode_goes_on_without_it() -> None:
     """Its buffer has room, but may not be written outside."""
     model, ids, cache = Decoder(30, 16, 2, 2, position=RoPE(8)).eval(), torch.arange(9)[None], KVCache()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc import Learned, NoPE, Positions, RoPE, Scheme, Sinusoidal
+from posenc import NoPE, Positions, Scheme
 from posenc.models import Decoder, Encoder
 from posenc.schemes.catalog import entries_of
 from tests import cases
@@ -202,19 +202,6 @@ def test_a_gradient_reaches_every_parameter(name: str, way: str, kind: type[Mode
     if name == "learned":
         for held in model.trunk.schemes:  # every position that occurs, and none besides
             assert (held.weight.grad != 0).any(-1).tolist() == [True] * TOKENS + [False] * (zoo.LONGEST - TOKENS)
-
-
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
-@BOTH
-def test_injection_that_makes_no_sense(kind: type[Model]) -> None:
-    with pytest.raises(ValueError, match=r"inject must be 'input' or 'every_layer', got 'everywhere'"):
-        kind(VOCAB, DIM, LAYERS, HEADS, inject="everywhere")  # type: ignore[arg-type]
-    for position in (Learned(9, DIM), Sinusoidal(DIM) + RoPE(HEAD_DIM)):
-        with pytest.raises(ValueError, match=r"inject='input' adds only the first one: use inject='every_layer'"):
-            kind(VOCAB, DIM, LAYERS, HEADS, position=position, per_layer=True)
-    kind(VOCAB, DIM, LAYERS, HEADS, position=RoPE(HEAD_DIM), per_layer=True)  # nothing to add: nothing to refuse
 
 
 # -- devices and precision ---------------------------------------------------------------------------------------------

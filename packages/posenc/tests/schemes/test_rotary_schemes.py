@@ -137,12 +137,6 @@ def test_mla_has_yarns_scale() -> None:
     check_deepseek_v3(YARN | mscales, YaRN(8.0, 64, **mscales))
 
 
-def test_a_slice_of_another_width_is_refused() -> None:
-    encoding = MLA(14, 8)(Positions(IDS))
-    with pytest.raises(ValueError, match="MLA rotates q and k of head_dim 14, or only their last 8 channels, got"):
-        encoding.rotate_query(drawn(ROWS, HEADS, TOKENS, 10))
-
-
 # --- rotated values -------------------------------------------------------------------------------------------------
 
 

@@ -163,12 +163,6 @@ def test_what_is_left_of_a_stick_is_left() -> None:
     assert torch.equal(out[:, :, 0], torch.zeros_like(out[:, :, 0]))
 
 
-def test_sinks_have_no_share_of_a_stick() -> None:
-    query = drawn(1, HEADS, 3, HEAD_DIM)
-    with pytest.raises(ValueError, match=r"^sinks must be None for a scheme whose weights do not sum to 1, got torch"):
-        attention(query, query, query, StickBreaking(), sinks=drawn(HEADS))
-
-
 @pytest.mark.parametrize("entry", [attention, explain])
 def test_weights_that_are_not_normalised_are_not_changed_afterwards(entry: Callable[..., object]) -> None:
     query = drawn(1, HEADS, TOKENS, HEAD_DIM)
@@ -182,15 +176,6 @@ def test_weights_that_are_not_normalised_are_not_changed_afterwards(entry: Calla
 
 
 # --- features --------------------------------------------------------------------------------------------------------
-
-
-def test_a_missing_feature_is_named() -> None:
-    query = drawn(1, HEADS, 3, HEAD_DIM)
-    for scheme, name in ((FoX(HEADS), "forgotten"), (Inkling(HEADS, 3, 4).double(), "profile")):
-        with pytest.raises(
-            ValueError, match=f"^the scheme needs the feature '{name}' of every query: use encoding.with_projected"
-        ):
-            attention(query, query, query, scheme, is_causal=True)
 
 
 def check_closed_gates(bias: float, places: Positions) -> None:
