@@ -20,7 +20,7 @@ from transformers.models.falcon import modeling_falcon
 
 import posenc
 import posenc.huggingface as hf
-from posenc.huggingface import replace_positions
+from posenc.huggingface import patching
 from tests.huggingface.configs import ENCODER
 from tests.huggingface.test_attention import (
     IDS,
@@ -289,7 +289,7 @@ def test_what_cannot_be_said_is_refused_by_name() -> None:
 
 def test_a_cache_by_a_name_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be forgotten without an error, as if there were none."""
-    monkeypatch.setattr(replace_positions, "CACHES", ("kept",))
+    monkeypatch.setattr(patching, "CACHES", ("kept",))
     with pytest.raises(ValueError, match=r"^BloomAttention must take its cache as kept, got self, .*layer_past"):
         hf.adapt(built("bloom"))
 

@@ -239,6 +239,61 @@ def test_what_still_differs_by_position_is_named() -> None:
     refused(NoPE(), vit, "it takes pixel_values, and a scheme is put into models of input_ids alone")
     doge = transformers.AutoModelForCausalLM.from_config(tiny("doge"))
     refused(NoPE(), doge, "cannot be patched in layer 0: attention makes a mask of its own, and by keep_window_size in")
+    depth = transformers.CsmDepthDecoderForCausalLM(tiny("csm_depth_decoder_model"))
+    refused(NoPE(), depth, r"positions \[0, 1, 2, 3\] \.\.\. are rows \[\d+, \d+, \d+, \d+\] \.\.\. of")
+    llama = config_of("llama")
+    refused(NoPE(), Leaning(llama), "cannot be patched in layer 0: a bias by position is in its mask")
+
+
+class Leaning(transformers.LlamaModel):
+    """A class of one's own, which adds a bias by position to its mask."""
+
+    def forward(self, input_ids: Tensor, **given: Any) -> Any:
+        places = torch.arange(input_ids.size(1)).double()
+        lean = (places - places[:, None]).masked_fill(places > places[:, None], torch.finfo(torch.float64).min)
+        return super().forward(input_ids, **given | {"attention_mask": lean[None, None]})
+
+
+class Tabled(transformers.LlamaModel):
+    """Another, with a learned table beside the rotation of its base class."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.table = nn.Embedding(64, config.hidden_size)
+
+    def forward(self, input_ids: Tensor, position_ids: Any = None, **given: Any) -> Any:
+        position_ids = torch.arange(input_ids.size(1))[None] if position_ids is None else position_ids
+        x = self.embed_tokens(input_ids) + self.table(position_ids % 64)
+        return super().forward(inputs_embeds=x, position_ids=position_ids, **given)
+
+
+def test_positions_of_a_derived_class_are_found() -> None:
+    config = config_of("llama", max_position_embeddings=64)
+    model, places = Tabled(config).eval(), torch.arange(13)[None]
+    with patch(model, NoPE()) as patched:
+        assert "the model's own table table: not added" in patched.changes
+        outs = [output(model, input_ids=IDS, position_ids=places + start) for start in (0, 20)]
+    assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("name", ["marian", "pegasus"])
+def test_sinusoids_in_a_table_as_a_scheme_change_nothing_and_end_nowhere(name: str) -> None:
+    torch.manual_seed(0)
+    model = moved(transformers.AutoModel.from_config(tiny(name, max_position_embeddings=13)).eval()).double()
+    for table_of in (model.encoder.embed_positions, model.decoder.embed_positions):
+        table_of.weight.data.copy_(table_of.create_weight())
+    own = scheme_from_config(model.config, part="decoder").input
+    plain = output(model, input_ids=IDS, decoder_input_ids=IDS)
+    model.get_submodule("encoder.embed_positions").train()  # others are not
+    before = state(model)
+    with patch(model, {"encoder": own, "decoder": own}):
+        same_again = output(model, input_ids=IDS, decoder_input_ids=IDS)
+        torch.testing.assert_close(same_again, plain, rtol=0, atol=of_sums(torch.float32, TERMS, plain))
+        assert output(model, input_ids=LINE, decoder_input_ids=LINE).isfinite().all()
+    assert same(state(model), before)
+    with patch(model, {"encoder": NoPE()}):
+        model.train()
+    assert all(each.training for each in model.modules())
 
 
 KEPT = json.loads(RECORD.read_text(encoding="utf-8"))

@@ -140,6 +140,13 @@ def test_a_configuration_says_what_was_put_in_until_undo() -> None:
     assert config.posenc_patch.startswith("YaRN(factor=2.0")  # that of the second
     two.undo()
     assert config.to_dict() == before
+    was = config._attn_implementation
+    for last in (False, True):
+        every = [patch(each, posenc.NoPE()) for each in (first, second)]
+        every.pop(last).undo()
+        output(second if not last else first, input_ids=IDS)  # which raises where posenc does not run
+        every.pop().undo()
+        assert (config._attn_implementation, config.to_dict()) == (was, before)
     with (
         patch(first, posenc.YaRN(4.0, 16)),
         pytest.warns(UserWarning, match="patch had put .* and this one is without it"),

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posenc.huggingface.caches import bounded_cache as bounded_cache
     from posenc.huggingface.config import scheme_from_config as scheme_from_config
-    from posenc.huggingface.patched import Patched as Patched
     from posenc.huggingface.patching import adapt as adapt
     from posenc.huggingface.patching import from_pretrained as from_pretrained
     from posenc.huggingface.patching import patch as patch
     from posenc.huggingface.reading import Layer as Layer
     from posenc.huggingface.reading import ModelPositions as ModelPositions
+    from posenc.huggingface.seams import Patched as Patched
     from posenc.huggingface.weights import convert_layout as convert_layout
     from posenc.huggingface.weights import half_to_interleaved as half_to_interleaved
     from posenc.huggingface.weights import interleaved_to_half as interleaved_to_half
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # Public names and their modules, which are imported when a name is first used.
 HOMES = {
     "register": "loading",
-    "Patched": "patched",
+    "Patched": "seams",
     "adapt": "patching",
     "patch": "patching",
     "from_pretrained": "patching",

@@ -7,7 +7,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from posenc.huggingface.attention import LAYER_SCHEME
-from posenc.huggingface.patched import named, transformer
+from posenc.huggingface.seams import named, transformer
 
 
 class _Recent(DynamicSlidingWindowLayer):

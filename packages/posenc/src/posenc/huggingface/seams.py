@@ -1,16 +1,17 @@
 """Finds where positions enter a model of transformers, by asking a model of its class and configuration, and takes them
-out there: at rotary modules, tables, sinusoids and scales of queries. Whatever is left is an error that says so."""
+out there until `undo`: at rotary modules, tables, sinusoids and scales of queries. Whatever is left is an error that
+says so."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import math
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from posenc.arguments import shown
 from posenc.compat import no_grad
 from posenc.huggingface.asking import _angles, _by_axis, _candidates, _numbers, _ruled, _turning, _window
-from posenc.huggingface.attention import REFUSED, check_runs
-from posenc.huggingface.patched import Patched, named, text_config
+from posenc.huggingface.attention import NAME, REFUSED, check_runs
+from posenc.huggingface.loading import OwnAttentionError
 from posenc.huggingface.questions import (
     COUNTED,
     FRESH,
@@ -46,6 +47,157 @@ BY_SLOT = "attn_temperature_tuning"
 Kind = str | None
 """A type of layers that a rotary module is told of, or None."""
 
+HELD: WeakKeyDictionary[nn.Module, list[tuple[Any, str, Any, Any]]] = WeakKeyDictionary()
+"""What patched models have set in configurations, which they may share: the name, the value and that before all."""
+
+
+def transformer(model: nn.Module) -> Any:
+    """The model of transformers inside wrappers such as those of PEFT and torch.compile."""
+    from transformers import PreTrainedModel
+
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, PreTrainedModel):
+            return module
+    raise ValueError(f"model must be a model of transformers, got {shown(model)}")
+
+
+def text_config(base: Any) -> Any:
+    """The configuration of the text part, which in most models is the whole."""
+    return base.config.get_text_config()
+
+
+def named(base: Any) -> str:
+    """A model's name in errors: its class and its model_type."""
+    return f"{type(base).__name__} ({text_config(base).model_type})"
+
+
+class Patched:
+    """A patched model, with a description of the changes and `undo`.
+
+    >>> patched = patch(model, YaRN(4.0, 4096))
+    >>> print(patched)
+    >>> patched.undo()
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.changes: list[str] = []
+        self._restore: list[Callable[[], Any]] = []
+
+    def undo(self) -> None:
+        """Restores the model exactly. Calling it again changes nothing."""
+        while self._restore:
+            self._restore.pop()()
+
+    def __enter__(self) -> Patched:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def __repr__(self) -> str:
+        done = "patched" if self._restore else "not patched"
+        return "\n".join([f"{type(self.model).__name__}, {done}:", *(f"  {change}" for change in self.changes)])
+
+    def on_undo(self, back: Callable[[], Any]) -> None:
+        """Registers a function that `undo` calls, the last one first."""
+        self._restore.append(back)
+
+    def replace(self, parent: nn.Module, name: str, new: nn.Module) -> None:
+        """Sets a submodule until `undo`."""
+        old = parent._modules.get(name)
+
+        def back() -> None:
+            if old is None:
+                del parent._modules[name]
+            else:
+                parent._modules[name] = old.train(new.training)  # in its place in the order
+
+        parent._modules[name] = new.train((old or parent).training)
+        self.on_undo(back)
+
+    def give(self, module: nn.Module, methods: Mapping[str, Callable[..., Any]]) -> None:
+        """Gives a module other methods until `undo`, which accelerate's hooks call too."""
+        own = vars(module)
+        for name, function in methods.items():
+            place = "_old_forward" if name == "forward" and "_old_forward" in own else name
+            back = functools.partial(_take_back, module, name, functools.partial(function, module), own.get(place))
+            own[place] = back.args[2]
+            self.on_undo(back)
+
+    def set(self, module: Any, name: str, value: Any) -> None:
+        """Sets an attribute of a module until `undo`."""
+        self.on_undo(functools.partial(setattr, module, name, getattr(module, name)))
+        setattr(module, name, value)
+
+    def hold(self, config: Any, name: str, value: Any, *before: Any) -> None:
+        """Sets an attribute of a configuration until `undo` of the last model that holds it. ``before`` holds its value
+        before, if it had any."""
+
+        def others() -> list[tuple[Any, str, Any, Any]]:
+            every = [each for of, held in HELD.items() if of is not self.model for each in held]
+            return [each for each in every if each[0] is config and each[1] == name]
+
+        def back() -> None:
+            HELD[self.model] = [each for each in HELD[self.model] if each is not mine]
+            for now in next(((each[2],) for each in others()), before) or ():
+                return setattr(config, name, now)
+            delattr(config, name)
+
+        before = next((each[3] for each in others()), before)
+        HELD.setdefault(self.model, []).append(mine := (config, name, value, before))
+        setattr(config, name, value)
+        self.on_undo(back)
+
+    def watch_ids(self) -> None:
+        """Makes `Positions` in place of position_ids an error by name until `undo`."""
+        self.on_undo(transformer(self.model).register_forward_pre_hook(_check_ids, with_kwargs=True).remove)
+
+    def through_posenc(self) -> None:
+        """Makes posenc the attention implementation of all of the model's configurations until `undo`."""
+        model: Any = transformer(self.model)
+        configs = list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
+        place, kind, was = (
+            "_attn_implementation_internal",
+            type(text_config(model)),
+            text_config(model)._attn_implementation,
+        )
+        before = [getattr(config, place, None) for config in configs]
+        try:
+            with suppress(OwnAttentionError):
+                model.set_attn_implementation(NAME)
+            runs = text_config(model)._attn_implementation == NAME
+        finally:  # a copied layer may have a configuration of its own, which the model does not know
+            for config, old in zip(configs, before, strict=True):
+                self.hold(config, place, NAME if runs and type(config) is kind else getattr(config, place, None), old)
+        if not runs:
+            raise ValueError(
+                f"{type(model).__name__} has its own attention, which cannot be replaced: posenc supports neither a "
+                "scheme nor a scaling that depends on the length in it"
+            )
+        if was != NAME:
+            self.changes.append(f"attention: posenc instead of {was!r}")
+
+
+def _take_back(module: nn.Module, name: str, made: Any, was: Any) -> None:
+    for place in (name, "_old_forward"):  # hooks may have come or gone since
+        if vars(module).get(place) is made:
+            if place == name and was is None:
+                vars(module).pop(place)
+            else:
+                vars(module)[place] = was or getattr(type(module), name).__get__(module)
+
+
+def _check_ids(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    if any(isinstance(each, Positions) for each in (given.get("position_ids"), *args)):
+        raise ValueError(
+            "position_ids must be a tensor (rows, tokens), got Positions: pass position_ids=positions.coords, and "
+            "padding by attention_mask=(positions.document >= 0).long()"
+        )
+
+
+# -- what modules do by position --------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Turns:
@@ -58,6 +210,24 @@ class Turns:
     factor: float
     allocation: tuple[int, ...] | None
 
+    @staticmethod
+    def of(z: Tensor, places: Tensor, by_axis: list[Tensor] | None = None) -> Turns:
+        """From its cos + i sin, (tokens, columns), and those along each of several axes."""
+        is_swapped = float(z[0].real.abs().max()) < float(z[0].imag.abs().max())
+        each = [torch.complex(x.imag, x.real) if is_swapped else x for x in by_axis or [z]]
+        angles = torch.stack([_angles(x[None], places) for x in each])
+        every = angles.sum(0)
+        pairs, half = torch.arange(len(every)), len(every) // 2
+        forms = ((pairs % half, every[:half]), (pairs // 2, every[::2])) if len(every) % 2 == 0 else ()
+        columns, theta = next((form for form in forms if torch.equal(form[1][form[0]], every)), (pairs, every))
+        first = [columns.tolist().index(n) for n in range(len(theta))]
+        allocation = None if by_axis is None else tuple(angles.abs().argmax(0)[first].tolist())
+        return Turns(theta, columns.tolist(), is_swapped, float(z[0].abs().max()), allocation)
+
+    def turn(self, theta: Tensor) -> bool:
+        """Whether keys turn by them, the first pairs alone or all, in either direction."""
+        return len(theta) <= len(self.theta) and torch.allclose(theta.abs(), self.theta[: len(theta)], 1e-4, 1e-8)
+
     def rope(self, base: float, scaling: Any) -> RoPE:
         """A rotation of the same pairs."""
         axes = 1 if self.allocation is None else max(self.allocation) + 1
@@ -66,30 +236,14 @@ class Turns:
     def own(self, name: str, config: Any, places: Tensor) -> RoPE:
         """The first rotation by a base and scaling of the configuration that does so. ValueError if there is none."""
         for base, scaling in _candidates(config, length_of(config)):
-            try:
+            with suppress(ValueError):
                 rope = self.rope(base, scaling)
                 theta, factor = rope.frequencies(lengths=places[-1:].double() + 1 if rope.needs_lengths else None)
-            except ValueError:
-                continue
-            is_size = math.isclose(float(torch.as_tensor(factor).amax()), self.factor, rel_tol=1e-4)
-            if is_size and torch.allclose(theta[0], self.theta, 1e-4, 1e-8):
-                return rope
+                is_size = math.isclose(float(torch.as_tensor(factor).amax()), self.factor, rel_tol=1e-4)
+                if is_size and torch.allclose(theta[0], self.theta, 1e-4, 1e-8):
+                    return rope
         seen = _numbers(self.theta)
         raise ValueError(f"{name} turns by {seen} a position, by no base and scaling of its configuration")
-
-
-def _turns(z: Tensor, places: Tensor, by_axis: list[Tensor] | None = None) -> Turns:
-    """What a rotary module does, from its cos and sin, (tokens, columns), and those along each of several axes."""
-    is_swapped = float(z[0].real.abs().max()) < float(z[0].imag.abs().max())
-    each = [torch.complex(x.imag, x.real) if is_swapped else x for x in by_axis or [z]]
-    angles = torch.stack([_angles(x[None], places) for x in each])
-    every = angles.sum(0)
-    pairs, half = torch.arange(len(every)), len(every) // 2
-    forms = ((pairs % half, every[:half]), (pairs // 2, every[::2])) if len(every) % 2 == 0 else ()
-    columns, theta = next((form for form in forms if torch.equal(form[1][form[0]], every)), (pairs, every))
-    first = [columns.tolist().index(n) for n in range(len(theta))]
-    allocation = None if by_axis is None else tuple(angles.abs().argmax(0)[first].tolist())
-    return Turns(theta, columns.tolist(), is_swapped, float(z[0].abs().max()), allocation)
 
 
 def _by_token(out: Any, tokens: int) -> Tensor | None:
@@ -98,7 +252,7 @@ def _by_token(out: Any, tokens: int) -> Tensor | None:
     if len(parts) > 2 or not all(isinstance(x, Tensor) and x.shape == parts[0].shape for x in parts):
         return None
     dims = [n for n in range(parts[0].dim() - 1) if parts[0].size(n) == tokens]
-    if not dims or not (_is_real(parts[0]) or parts[0].is_complex()):
+    if not dims or not (parts[0].is_floating_point() or parts[0].is_complex()):
         return None
     z = torch.complex(*parts) if len(parts) == 2 else parts[0]
     z = z.to(torch.complex128 if z.is_complex() else torch.float64)
@@ -125,14 +279,14 @@ def ask_rotary(module: Any) -> dict[Kind, tuple[Turns, RoPE]]:
         probe = copy.deepcopy(module).cpu()
     names = [name for name, _ in probe.named_buffers() if name.endswith("inv_freq") and "original" not in name]
     places = within(PLACES, length_of(module.config) or 4096)
-    for name in names:  # as before a long text, which some change their buffers for
-        original = getattr(probe, name.removesuffix("inv_freq") + "original_inv_freq", None)
-        if original is not None:
-            getattr(probe, name).copy_(original)
     found: dict[Kind, tuple[Turns, RoPE]] = {}
-    for kind in (name.removesuffix("inv_freq").rstrip("_") or None for name in names):
-        kinds = () if kind is None else (kind,)
+    for name in names:
+        stem = name.removesuffix("inv_freq")
+        if (original := getattr(probe, f"{stem}original_inv_freq", None)) is not None:  # as before a long text
+            getattr(probe, name).copy_(original)
+        kind = stem.rstrip("_") or None
         ask = functools.partial(probe, torch.zeros(1, 1, 1, dtype=torch.float64))
+        kinds = () if kind is None else (kind,)
         z, axes = _by_token(ask(places[None], *kinds), len(places)), None
         if z is None or not z.is_complex():
             raise ValueError(f"{type(module).__name__} returns cos and sin in a form that posenc does not know")
@@ -140,7 +294,7 @@ def ask_rotary(module: Any) -> dict[Kind, tuple[Turns, RoPE]]:
             every = [ask(places * axis[:, None, None], *kinds) for axis in torch.eye(3, dtype=torch.long)]
             each = [_by_token(x, len(places)) for x in every]
             axes = [x for x in each if x is not None and x.shape == z.shape]
-        turns = _turns(z, places, axes if axes is not None and len(axes) == 3 else None)
+        turns = Turns.of(z, places, axes if axes is not None and len(axes) == 3 else None)
         found[kind] = turns, turns.own(type(module).__name__, module.config, places)
     return found
 
@@ -154,6 +308,11 @@ class Seam:
         self.turns, self.ropes, self.config = turns, ropes, config
         self.seen: Tensor | None = None
         """The position_ids of the last forward pass, for layers that do not get them."""
+
+    def put(self, patched: Patched, module: nn.Module) -> Seam:
+        """Hooks it to a module until `undo`."""
+        patched.on_undo(module.register_forward_hook(self, with_kwargs=True, prepend=True).remove)
+        return self
 
     @no_grad
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
@@ -184,19 +343,11 @@ class Seam:
         return torch.complex(*cos_sin).to(out.dtype)
 
 
-class AtZero:
+def at_zero(names: list[str], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A hook before attention, which it tells of position 0 and a scale of 1, so that queries are not scaled."""
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        level = {
-            name: torch.ones_like(x) if x.is_floating_point() else torch.zeros_like(x)
-            for name, x in kwargs.items()
-            if name in self.names and isinstance(x, Tensor)
-        }
-        return args, kwargs | level
+    told = {name: x for name, x in kwargs.items() if name in names and isinstance(x, Tensor)}
+    level = {name: torch.full_like(x, float(x.is_floating_point())) for name, x in told.items()}
+    return args, kwargs | level
 
 
 class PosencTable(nn.Embedding):
@@ -207,6 +358,16 @@ class PosencTable(nn.Embedding):
     first: int
     config_of_model: Any
     seen: Tensor | None
+
+    @staticmethod
+    def of(original: nn.Embedding, scheme: Scheme | None, first: int, config: Any) -> PosencTable:
+        """The table in place of another one, with the same weight."""
+        made: PosencTable = _empty_table(type(original))
+        hooked = ("forward", "_hf_hook", "_old_forward")  # of accelerate, which would load the weights
+        vars(made).update({name: value for name, value in vars(original).items() if name not in hooked})
+        made._modules = {**original._modules}
+        made.scheme, made.first, made.config_of_model, made.seen = scheme, first, config, None
+        return made
 
     def forward(self, rows: Tensor) -> Tensor:
         """The vectors to add to the input; padding has the row before that of position 0."""
@@ -230,14 +391,12 @@ def _empty_table(kind: type) -> Any:
     return object.__new__(type(f"Posenc{kind.__name__}", bases, {"__module__": kind.__module__}))
 
 
-def posenc_table(original: nn.Embedding, scheme: Scheme | None, first: int, config: Any) -> PosencTable:
-    """The table in place of another one, with the same weight."""
-    made: PosencTable = _empty_table(type(original))
-    hooked = ("forward", "_hf_hook", "_old_forward")  # of accelerate, which would load the weights
-    vars(made).update({name: value for name, value in vars(original).items() if name not in hooked})
-    made._modules = {**original._modules}
-    made.scheme, made.first, made.config_of_model, made.seen = scheme, first, config, None
-    return made
+def is_patched(module: nn.Module) -> bool:
+    """Whether a seam is on it, or in its place."""
+    return isinstance(module, PosencTable) or any(isinstance(each, Seam) for each in module._forward_hooks.values())
+
+
+# -- where positions enter --------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -258,38 +417,28 @@ class Attention:
     refused: str | None
     """Why no scheme can be put into it."""
 
-    def turns_by(self, turns: Turns) -> bool:
-        """Whether its keys turn by what a rotary module gives."""
-        if self.turning is None or len(self.turning[3]) > len(turns.theta):
-            return False
-        theta = self.turning[3].abs()
-        return torch.allclose(theta, turns.theta[: len(theta)], 1e-4, 1e-8)
-
-
-def part_of(base: Any) -> Any:
-    """The part of a model that has its text's configuration, which in most models is the whole."""
-    from transformers import PreTrainedModel
-
-    kind = type(text_config(base))
-    return next(each for each in base.modules() if isinstance(each, PreTrainedModel) and type(each.config) is kind)
-
 
 class Seams:
     """Where positions enter a part of a model: ``turns`` are its rotary modules by path and type of layers, ``tables``
-    the first row of its learned tables, ``added`` modules that add what is not learned, and ``attentions`` what reaches
+    the first row of its tables, ``added`` other modules that add what is not learned, and ``attentions`` what reaches
     attention, in the order of layers."""
 
     def __init__(self, base: Any) -> None:
-        self.base, self.part = base, part_of(base)
-        theirs = (each for each in type(self.part).__mro__ if each.__module__.startswith("transformers.models."))
+        from transformers import PreTrainedModel
+
+        kind = type(text_config(base))  # the part of the text, which in most models is the whole
+        self.base, self.part = (
+            base,
+            next(each for each in base.modules() if isinstance(each, PreTrainedModel) and type(each.config) is kind),
+        )
         try:
-            self._ask(next(theirs, type(self.part)))
-        except ValueError as error:
+            self._ask()
+        except (ValueError, OSError) as error:  # the latter for code without a file
             raise ValueError(f"the positions of {named(base)} could not be found: {error}") from error
 
-    def _ask(self, kind: Any) -> None:
+    def _ask(self) -> None:
         config = self.part.config
-        self.asked = asked = Asked(config, model=built(config, kind=kind))
+        self.asked = asked = Asked(config, model=built(config, kind=type(self.part)))
         if "input_ids" not in asked.parameters:
             raise ValueError(
                 f"it takes {next(iter(asked.parameters))}, and a scheme is put into models of input_ids alone"
@@ -313,15 +462,16 @@ class Seams:
         answer = self._first(ends)
         for note in notes:
             note.remove()
-        in_line = asked(torch.arange(24), by_ids=False)
+        in_line = asked(torch.arange(min(24, length_of(config) or 24)), by_ids=False)
         self.turns = {
-            path: {kind: _turns(z, self.places) for kind, z in of.items()}
+            path: {kind: Turns.of(z, self.places) for kind, z in of.items()}
             for path, of in self._given.items()
             if all(z.is_complex() for z in of.values())
         }
-        inner = [path for path in self._given if not any(each.startswith(f"{path}.") for each in self._given)]
-        self.added = [*asked.sinusoids, *(path for path in inner if path not in self.turns)]
         self.attentions, self.tables = [*self._attentions(answer, in_line)], self._tables(in_line)
+        inner = [path for path in self._given if not any(each.startswith(f"{path}.") for each in self._given)]
+        adding = [*asked.sinusoids, *(path for path in inner if path not in self.turns)]
+        self.added = [path for path in adding if path not in self.tables]
         self.has_bias = any(call.bias is not None for call in answer.calls)
         turn = any(each.turning is not None for each in self.attentions)
         self.has_axes = turn and bool(_by_axis(asked, self.places))
@@ -342,7 +492,8 @@ class Seams:
     def _note_given(self, path: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         """Notes what a module gives by position: cos and sin, or what is added and not made of vectors."""
         given, z = (*args, *kwargs.values()), _by_token(out, self.asked.tokens)
-        if z is None or (not z.is_complex() and any(_is_real(x) for x in given)):
+        is_real = any(isinstance(x, Tensor) and x.is_floating_point() for x in given)
+        if z is None or (is_real and not z.is_complex()):
             return
         size = z.abs()
         turns = float((size - size[:1]).abs().max()) < 1e-5 * float(size.max())
@@ -356,7 +507,8 @@ class Seams:
         self._told[path] = [
             name
             for name, x in tensors.items()
-            if name not in ("attention_mask", "hidden_states") and any(_differs(x, n) for n in range(x.dim()))
+            if name not in ("attention_mask", "hidden_states")
+            and any(bool((x != x.narrow(n, 0, 1)).any()) for n in range(x.dim()))
         ]
 
     def _tables(self, answer: Answer) -> dict[str, int]:
@@ -366,7 +518,11 @@ class Seams:
             if len(rows) == len(answer.places):
                 found[name.removesuffix(".weight")] = rows[0]
                 if rows != (answer.places + rows[0]).tolist():
-                    raise ValueError(f"positions {answer.places.tolist()} are rows {rows} of {name}")
+                    raise ValueError(f"positions {answer.places[:4].tolist()} ... are rows {rows[:4]} ... of {name}")
+        for path, (added, table) in self.asked.sinusoids.items():
+            if table is not None and isinstance(self.asked.model.get_submodule(path), nn.Embedding):
+                for row in (table == added[:1]).all(1).nonzero()[:1]:
+                    found[path] = int(row)
         return found
 
     def _attentions(self, answer: Answer, masks: Answer) -> Iterator[Attention]:
@@ -386,17 +542,15 @@ class Seams:
                 refused = "a bias by position is in its mask"
             if unknown:
                 refused = f"it also gives its attention function {', '.join(unknown)}"
-            try:
+            turning = None
+            with suppress(ValueError):
                 turning = _turning(call.key[0], self.places)
-            except ValueError:
-                turning = None
             size, path = call.query.norm(dim=-1), paths[call.module]
             scaled = self._told[path] if float((size / size[..., :1] - 1).abs().max()) > 1e-6 else []
             scaled = [BY_SLOT] if getattr(call.module, BY_SLOT, False) else scaled
-            heads, key_heads = call.query.size(1), call.key.size(1)
             window = window if isinstance(window, Chunk) else check_window(window)
-            of_layer = call.layer, path, heads, key_heads, call.query.size(3), turning, window, sees, scaled
-            yield Attention(*of_layer, refused)
+            sizes = call.query.size(1), call.key.size(1), call.query.size(3)
+            yield Attention(call.layer, path, *sizes, turning, window, sees, scaled, refused)
 
     def module(self, path: str, model: Any = None) -> Any:
         """The module at a path. ValueError if the model has none there, since it was changed after it was made."""
@@ -421,24 +575,25 @@ class Seams:
     def take_out(self, patched: Patched, model: Any, config: Any, adder: Scheme | None = None) -> list[Any]:
         """Switches off what a model does by position until `undo`. The seams that get the model's position_ids."""
         sources: list[Any] = [
-            hook(patched, self.module(path, model), Seam(turns, dict.fromkeys(turns), config))
+            Seam(turns, dict.fromkeys(turns), config).put(patched, self.module(path, model))
             for path, turns in self.turns.items()
         ]
         for path in self.added:
-            hook(patched, self.module(path, model), Seam({}, {None: None}, config))
+            Seam({}, {None: None}, config).put(patched, self.module(path, model))
         for path, first in self.tables.items():
             original = self.module(path, model)
             if not isinstance(original, nn.Embedding):
                 raise ValueError(f"{path} of {named(self.base)} must be a torch.nn.Embedding, got {shown(original)}")
             parent, _, name = path.rpartition(".")
-            sources.append(table := posenc_table(original, adder, first, config))
+            sources.append(table := PosencTable.of(original, adder, first, config))
             patched.replace(model.get_submodule(parent), name, table)
         for each in self.attentions:
             module = self.module(each.path, model)
             if BY_SLOT in each.scaled_by:
                 patched.set(module, BY_SLOT, False)
             elif each.scaled_by:
-                patched.on_undo(module.register_forward_pre_hook(AtZero(each.scaled_by), with_kwargs=True).remove)
+                level = functools.partial(at_zero, each.scaled_by)
+                patched.on_undo(module.register_forward_pre_hook(level, with_kwargs=True).remove)
         return sources
 
     def verify(self) -> None:
@@ -458,44 +613,3 @@ class Seams:
                 raise ValueError(f"{', '.join(left[:3])} still differ by position")
         except ValueError as error:
             raise ValueError(f"the own positions of {named(self.base)} cannot all be switched off: {error}") from error
-
-
-def is_patched(module: nn.Module) -> bool:
-    """Whether a seam is on it, or in its place."""
-    return isinstance(module, PosencTable) or any(isinstance(each, Seam) for each in module._forward_hooks.values())
-
-
-def _is_real(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point()
-
-
-def _differs(x: Tensor, dim: int) -> bool:
-    return bool((x != x.narrow(dim, 0, 1)).any())
-
-
-def hook(patched: Patched, module: nn.Module, seam: Seam) -> Seam:
-    """Puts a seam on a module until `undo`."""
-    patched.on_undo(module.register_forward_hook(seam, with_kwargs=True, prepend=True).remove)
-    return seam
-
-
-def rescale(patched: Patched, module: Any, scaling: Any) -> None:
-    """Adapts the softmax scale to another scaling, in models whose scale includes YaRN's (0.1 mscale_all_dim ln s +
-    1)^2, such as DeepSeek-V3. Their files in transformers have the function ``yarn_apply_mscale``."""
-    theirs = getattr(sys.modules.get(type(module).__module__), "yarn_apply_mscale", None)
-    if theirs is None or not hasattr(module, "scaling"):
-        return
-    plain = getattr(module, "qk_head_dim", math.nan) ** -0.5
-    own = theirs(module.config.rope_parameters, plain)
-    if not math.isclose(own, module.scaling, rel_tol=1e-9):
-        raise ValueError(
-            f"{type(module).__name__} scales its scores by {module.scaling:g}, and not by 1/sqrt(qk_head_dim) with the "
-            "mscale of its configuration, so posenc cannot tell the right scale for another scaling"
-        )
-    new = plain * getattr(scaling, "score_factor", 1.0)
-    if math.isclose(new, module.scaling, rel_tol=1e-9):
-        return
-    said = f"scale of the scores: {new:g} instead of {module.scaling:g}, since mscale_all_dim differs"
-    patched.set(module, "scaling", new)
-    if said not in patched.changes:
-        patched.changes.append(said)
