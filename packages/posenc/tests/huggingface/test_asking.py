@@ -291,7 +291,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         "its max_position_embeddings must be within 2..16777216, got 33554432",
     ),
     ("nanochat", {"max_position_embeddings": 1}, "its max_position_embeddings must be within 2..16777216, got 1"),
-    ("nanochat", {"hidden_size": 2**20}, "its hidden_size must be at most 32768 to be asked, got 1048576"),
+    ("nanochat", {"hidden_size": 2**20}, "its hidden_size must be within 0..32768, got 1048576"),
     (
         "nanochat",
         {"use_alibi": True},

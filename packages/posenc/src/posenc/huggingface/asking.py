@@ -14,7 +14,7 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -27,11 +27,10 @@ from posenc.huggingface import indexers
 from posenc.huggingface.questions import (
     BY_SLOT,
     FRESH,
-    LARGEST,
-    LAYERS,
     PLACES,
     ROWS,
     SILENT,
+    SIZES,
     SLOTS,
     WARM,
     Answer,
@@ -41,9 +40,9 @@ from posenc.huggingface.questions import (
     length_of,
     within,
 )
-from posenc.huggingface.reading import Keys, Layer, ModelPositions, scaled, summarize_model
-from posenc.huggingface.towers import Tower, sinusoids_of
-from posenc.huggingface.variants import Frequencies, table_of
+from posenc.huggingface.reading import AXES, Keys, Layer, ModelPositions, scaled, summarize_model
+from posenc.huggingface.towers import Tower, input_of
+from posenc.huggingface.variants import Frequencies
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Window, window_words
 from posenc.rotation.scaling_parameters import ScalingParameters
@@ -59,7 +58,6 @@ from posenc.schemes.rope import RoPE
 from posenc.schemes.t5 import T5
 
 FOUND = "found by asking transformers' code, as queries and keys reach attention"
-ACROSS = "attention of the decoder to the encoder has no positions"
 
 
 def positions_by_asking(keys: Keys) -> ModelPositions:
@@ -79,26 +77,14 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
 def _positions(keys: Keys, even: bool) -> ModelPositions:
     config = keys.config
     stack = keys.inside if keys.inside in ("encoder", "decoder") else None
-    counts = {
-        name: value
-        for name in ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
-        if isinstance(value := getattr(config, name, None), int)
-    }
-    for name, value in counts.items():
-        if not 1 <= value <= LAYERS:
-            raise ValueError(f"its {name} must be within 1..{LAYERS}, got {value}")
-    count = counts.get(f"{stack}_layers", counts.get("num_hidden_layers", 0))
-    if (shared := getattr(config, "num_kv_shared_layers", None) or 0) >= count > 0:
-        raise ValueError(f"all its layers take keys and values of another model: num_kv_shared_layers is {shared}")
-    length = length_of(config)
-    if length is not None and not 1 < length <= ROWS:
-        name = "max_position_embeddings" if hasattr(config, "max_position_embeddings") else "max_target_positions"
-        raise ValueError(f"its {name} must be within 2..{ROWS}, got {length}")
-    for name, most in LARGEST.items():
+    for name, sizes in SIZES.items():
         size = getattr(config, name, None)
         for each in size if isinstance(size, (list, tuple)) else (size,):
-            if isinstance(each, int) and each > most:
-                raise ValueError(f"its {name} must be at most {most} to be asked, got {each}")
+            if isinstance(each, int) and each >= 0 and each not in sizes:
+                raise ValueError(f"its {name} must be within {sizes[0]}..{sizes[-1]}, got {each}")
+    count, length = getattr(config, f"{stack}_layers", getattr(config, "num_hidden_layers", 0)) or 0, length_of(config)
+    if (shared := getattr(config, "num_kv_shared_layers", None) or 0) >= count > 0:
+        raise ValueError(f"all its layers take keys and values of another model: num_kv_shared_layers is {shared}")
     tuned = getattr(config, "floor_scale", None) if getattr(config, "attn_temperature_tuning", False) else None
     floor = getattr(config, "log_scaling_n_floor", None)
     if tuned is not None or floor is not None:  # it counts slots, of which there are few
@@ -122,29 +108,24 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             asked.takes_ids, end = False, min(end, SLOTS)
             first, fresh = (within(places, end) + WARM for places in (PLACES, FRESH))
             answer = asked(first)
-    plain = asked.without_factor(answer)
+    answers = [asked.with_plain(answer)]
     is_normalized = asked.normalized
     asked.reset(2)
-    again = [asked(fresh)]
-    others = [asked.without_factor(again[0])]
+    answers.append(asked.with_plain(asked(fresh)))
     if any(getattr(scaling, "needs_lengths", False) for _, scaling in scalings) and length is not None:
-        again.append(asked(torch.tensor([*fresh.tolist(), 2 * end + 1])))
-        others.append(asked.without_factor(again[1]))
+        answers.append(asked.with_plain(asked(torch.tensor([*fresh.tolist(), 2 * end + 1]))))
     axes = _by_axis(asked, first)
     if axes:
         mixed = asked(torch.stack((fresh, fresh // 2, fresh // 3))[: len(axes), None])
     masks = asked.masks(end)
-    if isinstance(asked, Tower):
-        table, remarks = asked.table(first)
-    else:
-        table, remarks = None if asked.axes else _table(asked, masks, keys), []
+    table, remarks = input_of(asked, masks)
     layers: dict[int, tuple[Scheme, Window, Layer, bool]] = {}
     kinds: dict[int, tuple[Scheme, Window, Layer, bool]] = {}
     made: dict[str, Scheme] = {}
     chosen_by: dict[int, Indexer] = {}
-    answers = {id(each): each for each in (answer, plain, *again, *others, *axes)}.values()
+    every = {id(calls): calls for each in (*answers, *axes) for calls in (each.calls, each.plain or each.calls)}
     for n, call in enumerate(answer.calls):
-        where = f"in layer {call.layer} "
+        where, plain = f"in layer {call.layer} ", [each.plain[n] for each in answers]
         alike = [
             m
             for m in kinds
@@ -152,31 +133,32 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             and (call.bias is None or answer.buckets)  # and profiles of its own, or another's table
             and masks.calls[n].mask is masks.calls[m].mask
             and masks.calls[n].tokens == masks.calls[m].tokens
-            and all(each.calls[n].same(each.calls[m]) for each in answers)
+            and all(calls[n].same(calls[m]) for calls in every.values())
         ]
         if alike:
             if layers.setdefault(call.layer, kinds[alike[0]]) != kinds[alike[0]]:
                 raise ValueError(where + "attention differs between the times it runs")
             continue
         try:
+            at = [each.places for each in answers]
             try:
-                scheme = _fit(call, plain.calls[n], first, scalings, config, is_normalized)
-                by = 0
+                scheme = _fit(call, plain[0], at[0], scalings, config, is_normalized)
             except ValueError:
                 if tuned is None:
                     raise
-                scheme, by = _fit(call, plain.calls[n], _slots(first), scalings, config, is_normalized), 1
-            for one, other in zip(again, others, strict=True):
-                _verify(scheme, one.calls[n], other.calls[n], _slots(one.places) if by else one.places)
+                at = [torch.arange(WARM, WARM + places.size(-1)) for places in at]  # slots of a cache
+                scheme = _fit(call, plain[0], at[0], scalings, config, is_normalized)
+            for one, other, places in zip(answers[1:], plain[1:], at[1:], strict=True):
+                _verify(scheme, one.calls[n], other, places)
             table_of = ""
             if call.bias is not None:
-                table_of, scheme = _biased(scheme, [(call, answer), (again[0].calls[n], again[0])], config)
-            if by and isinstance(scheme, QueryScale):
+                table_of, scheme = _biased(scheme, [(each.calls[n], each) for each in answers[:2]], config)
+            if tuned is not None and isinstance(scheme, QueryScale):
                 scheme = QueryScale(scheme.form, length=tuned, strength=scheme.strength)
             if isinstance(scheme, Inkling):
                 scheme.length = None if scheme.length is None else floor
                 scheme.clip = getattr(keys.config, "rel_l2_clip_threshold", None)
-            chosen = _indexed(scheme, [(each.calls[n], each.places) for each in (masks, answer, *again)], chosen_by)
+            chosen = _indexed(scheme, [(each.calls[n], each.places) for each in (masks, *answers)], chosen_by)
             is_causal = bool(call.options.get("is_causal", getattr(call.module, "is_causal", True)))
             bounds = SimpleNamespace() if asked.is_tower else config  # the masks of towers are seen whole
             window, causal = _window(_ruled(masks.calls[n], masks.calls, bounds, is_causal), bounds, is_causal)
@@ -188,49 +170,47 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             raise ValueError(where + str(error)) from error
         if axes:
             scheme = _allocated(scheme, [each.calls[n] for each in axes], first, scalings)
-            _verify(scheme, mixed.calls[n], others[0].calls[n], mixed.places)
+            _verify(scheme, mixed.calls[n], plain[1], mixed.places)
         if isinstance(asked, Tower):
-            remarks += [each for each in asked.others(scheme, answer.calls[n]) if each not in remarks]
-        scheme = _by_weights(scheme, plain.calls[n])
+            remarks += [each for each in asked.others(scheme, call) if each not in remarks]
+        scheme = _by_weights(scheme, plain[0])
         scheme = made.setdefault(table_of or repr(scheme), scheme)
-        layer = replace(_layer(call, (plain.calls[n], others[0].calls[n])), **chosen)
-        if (count_of := masks.calls[n].tokens[1]) < asked.whole:
-            layer = replace(layer, patches=_side(count_of, config))
+        layer = replace(_layer(call, (plain[0], plain[1])), **chosen)
+        if (patches := masks.calls[n].tokens[1]) < asked.whole:
+            side = math.isqrt(patches)
+            sides = side, side * getattr(config, "patch_size", 1)
+            if side**2 != patches or getattr(config, "window_size", side) not in sides:
+                raise ValueError(f"attention is within parts of {patches} patches, which are not its window_size")
+            layer = replace(layer, patches=side)
         said = kinds[n] = scheme, window, layer, causal
         if layers.setdefault(call.layer, said) != said:
             raise ValueError(where + "attention differs between the times it runs")
+    parts = [part for scheme in made.values() for part in scheme.parts]
     by_slot = [name for name, value in vars(config).items() if value and BY_SLOT.search(name)]
-    if by_slot and not any(
-        isinstance(part, (QueryScale, Inkling)) for scheme in made.values() for part in scheme.parts
-    ):
+    if by_slot and not any(isinstance(part, (QueryScale, Inkling)) for part in parts):
         raise ValueError(f"the configuration has {by_slot[0]}, and no query grows with its position")
     if len({causal for *_, causal in layers.values()}) > 1:
         raise ValueError("some layers are causal and others are not")
-    remarks.insert(0, f"{FOUND}: {type(asked.model).__name__}")
-    if len(answer.calls) < count and set(range(count)) > set(layers):
-        remarks.append(f"those are the layers with attention, {ranges(sorted(layers))} of the model's {count}")
-    if asked.axes and not asked.is_tower:
-        remarks.append(f"coordinates are {' and '.join(('time', 'row', 'column')[-asked.axes :])} of patches")
-    if not asked.takes_ids and not asked.is_tower:
-        remarks.append("transformers counts positions, and takes no position_ids")
-    if any(isinstance(scheme, Inkling) and scheme.extent >= end for scheme, *_ in layers.values()):
-        remarks.append(f"its bias was seen up to distance {end - 1}")
-    if any("sinks" in call.options for call in answer.calls):
-        remarks.append("its sinks are projected from hidden states")
-    if tuned is not None:
-        remarks.append("transformers scales queries by the slot in the cache, not by position_ids")
-    if any(isinstance(window, Chunk) for _, window, *_ in layers.values()):
-        remarks.append("transformers counts chunks by slots less left padding, not by position_ids")
-    if any(isinstance(getattr(part, "scaling", None), LongRoPE) for scheme in made.values() for part in scheme.parts):
-        remarks.append("transformers takes the long list for the whole batch as soon as one of its rows is long")
-    if asked.axes and masks.tables and not asked.is_tower:
-        remarks.append(
-            f"a learned table is added to patches, fitted to the grid, which is not read: {next(iter(masks.tables))}"
-        )
-    if asked.axes and asked.added and not asked.is_tower:
-        remarks.append("positions are added to patches too, fitted to the grid, which is not read")
-    if masks.across:
-        remarks.append(ACROSS)
+    of_grid, fitted = bool(asked.axes) and not asked.is_tower, "fitted to the grid, which is not read"
+    notes = {
+        f"those are the layers with attention, {ranges(sorted(layers))} of the model's {count}": (
+            len(answer.calls) < count and set(range(count)) > set(layers)
+        ),
+        f"coordinates are {' and '.join(AXES[-asked.axes :])} of patches": of_grid,
+        "transformers counts positions, and takes no position_ids": not asked.takes_ids and not asked.is_tower,
+        f"its bias was seen up to distance {end - 1}": any(isinstance(x, Inkling) and x.extent >= end for x in parts),
+        "its sinks are projected from hidden states": any("sinks" in call.options for call in answer.calls),
+        "transformers scales queries by the slot in the cache, not by position_ids": tuned is not None,
+        "transformers counts chunks by slots less left padding, not by position_ids": (
+            any(isinstance(window, Chunk) for _, window, *_ in layers.values())
+        ),
+        "transformers takes the long list for the whole batch as soon as one of its rows is long": (
+            any(isinstance(getattr(part, "scaling", None), LongRoPE) for part in parts)
+        ),
+        f"a learned table is added to patches, {fitted}: {next(iter(masks.tables), '')}": of_grid and masks.tables,
+        f"positions are added to patches too, {fitted}": of_grid and asked.added,
+        "attention of the decoder to the encoder has no positions": masks.across,
+    }
     which = [layers[n] for n in sorted(layers)]
     return summarize_model(
         keys,
@@ -240,46 +220,8 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         input=table,
         causal=which[0][3],
         length=getattr(table, "max_positions", keys.get("max_source_positions")) if asked.is_tower else length,
-        remarks=tuple(remarks),
+        remarks=(f"{FOUND}: {type(model).__name__}", *remarks, *(note for note, holds in notes.items() if holds)),
     )
-
-
-def _slots(places: Tensor) -> Tensor:
-    """Where tokens are in a cache."""
-    return torch.arange(WARM, WARM + places.size(-1))
-
-
-def _side(patches: int, config: Any) -> int:
-    """The side of a window of so many patches."""
-    side = math.isqrt(patches)
-    if side**2 != patches or getattr(config, "window_size", side) not in (
-        side,
-        side * getattr(config, "patch_size", 1),
-    ):
-        raise ValueError(f"attention is within parts of {patches} patches, which are not its window_size")
-    return side
-
-
-def _table(asked: Asked, answer: Answer, keys: Keys) -> Scheme | None:
-    """The learned table or the sinusoids that are added to the input."""
-    tables, padding = list(answer.tables.values()), keys.get("pad_token_id")
-    if len(tables) + len(asked.sinusoids) + len(asked.added) > 1:
-        raise ValueError(
-            f"positions are added to its tokens more than once, by {', '.join([*answer.tables, *asked.sinusoids])}"
-        )
-    for name, (added, every) in asked.sinusoids.items():
-        return sinusoids_of(name, added, every, padding)
-    for added in asked.added:
-        if (place := asked.rows_of(added, (0, 1, 2, (padding or 0) + 1))) is not None:
-            return table_of(place[2], added.size(1), place[1])
-        return sinusoids_of("its model", added, None, padding)
-    if not tables:
-        return None
-    [(weight, rows)] = tables
-    offset = rows[0] - int(answer.places[0])
-    if rows != [int(place) + offset for place in answer.places] or offset < 0:
-        raise ValueError(f"positions {answer.places[:4].tolist()} ... are rows {rows[:4]} ... of its table")
-    return table_of(weight.size(0), weight.size(1), offset)
 
 
 def _layer(call: Call, plain: tuple[Call, Call]) -> Layer:
@@ -382,7 +324,8 @@ QUERIES = (0, 1, 5, 23, 100, 1000, 5003, 70_001, 140_009)
 
 
 BOUNDED = re.compile("window|slid|chunk|local|span|sparse|block_size|top_?k$|index|stride|compress")
-"""Keys that may bound what a query sees."""
+UNBOUNDED = re.compile("expert|cache|label|layer_types|moe|sparse_(en|de)coder|sparse_step")
+"""Keys that may bound what a query sees, and those of the same words that do not."""
 
 
 def _ruled(call: Call, calls: list[Call], config: Any, is_causal: bool) -> Any:
@@ -408,11 +351,7 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
         seen, total = is_seen[0, 0], is_seen.size(-1)
         sees = {i: seen[i].nonzero().flatten() for i in QUERIES if i < len(seen)}
         bounds = [name for name, value in vars(config).items() if BOUNDED.search(name) and value]
-        if bounds := [
-            name
-            for name in bounds
-            if not re.search("expert|cache|label|layer_types|moe|sparse_(en|de)coder|sparse_step", name)
-        ]:
+        if bounds := [name for name in bounds if not UNBOUNDED.search(name)]:
             raise ValueError(
                 f"attention makes a mask of its own, and by {bounds[0]} in its configuration more keys may be hidden "
                 f"in texts longer than the {seen.size(1)} tokens that were tried"
@@ -450,13 +389,10 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
 
 
 def _candidates(config: Any, length: int | None) -> list[tuple[float, Any]]:
-    """Bases and scalings that the configuration names, in any of its dictionaries."""
+    """Bases and scalings that the configuration names, in any of its dictionaries, without repetitions."""
     found: list[tuple[float, Any]] = []
-    bases = [
-        float(value)
-        for name, value in vars(config).items()
-        if re.search("theta|base", name) and isinstance(value, (int, float)) and not isinstance(value, bool)
-    ]
+    named = [value for name, value in vars(config).items() if re.search("theta|base", name)]
+    bases = [float(value) for value in named if isinstance(value, (int, float)) and not isinstance(value, bool)]
 
     def search(value: Any, depth: int) -> None:
         if not isinstance(value, Mapping) or depth > 4:
@@ -477,9 +413,8 @@ def _candidates(config: Any, length: int | None) -> list[tuple[float, Any]]:
             search(each, depth + 1)
 
     search(vars(config), 0)
-    found += [(base, None) for base, _ in list(found)]
-    found += [(base, None) for base in (*bases, 10_000.0)]
-    return [(base, scaling) for base, scaling in found if 1 < base < math.inf]
+    found += [(base, None) for base in (*(base for base, _ in found), *bases, 10_000.0)]
+    return list({(base, repr(scaling)): (base, scaling) for base, scaling in found if 1 < base < math.inf}.values())
 
 
 def _fit(
@@ -492,25 +427,19 @@ def _fit(
     if call.key.size(-1) != head_dim:
         raise ValueError(f"queries have {head_dim} channels and keys {call.key.size(-1)}")
     scale, grows = _scale_of_queries(call, places, config)
-    query = call.query / grows[:, None]
-    turned = {name: _turning(x[0], places) for name, x in (("queries", query), ("keys", call.key))}
-    if turned["queries"] is None and turned["keys"] is None:
+    call, plain = (replace(each, query=each.query / grows[:, None]) for each in (call, plain))
+    q, k = (_turning(x[0], places) for x in (call.query, call.key))
+    if q is None and k is None:
         return NoPE() if scale is None else scale
-    for name, other in (("queries", "keys"), ("keys", "queries")):
-        if turned[name] is None:
-            raise ValueError(f"{other} turn and {name} do not")
-    q, k = turned["queries"], turned["keys"]
-    assert q is not None
-    assert k is not None
+    if q is None or k is None:
+        raise ValueError("keys turn and queries do not" if q is None else "queries turn and keys do not")
     if q[:3] != k[:3]:
         raise ValueError(f"queries turn {_said(q)} and keys {_said(k)}")
-    layout, first, width, theta = q
-    tolerance = 1e-6 + 1e-5 * theta.abs().max()
-    if float((theta - k[3]).abs().max()) > tolerance:
-        raise ValueError(f"queries turn by {_numbers(theta)} and keys by {_numbers(k[3])} a position")
+    if float((q[3] - k[3]).abs().max()) > 1e-6 + 1e-5 * float(q[3].abs().max()):
+        raise ValueError(f"queries turn by {_numbers(q[3])} and keys by {_numbers(k[3])} a position")
     if not is_normalized and any(_factor_of(scaling) != 1.0 for _, scaling in scalings):
         raise ValueError("the factor of its cosines cannot be seen")
-    rope = _rope(call, plain, places, (layout, first, width, theta), scalings, grows)
+    rope = _rope(call, plain, places, q, scalings)
     return rope if scale is None else rope + scale
 
 
@@ -551,67 +480,29 @@ def _factor_of(scaling: Any) -> float:
         return math.nan
 
 
-def _rope(
-    call: Call, plain: Call, places: Tensor, turned: Any, scalings: list[tuple[float, Any]], grows: Tensor
-) -> RoPE:
+def _rope(call: Call, plain: Call, places: Tensor, turned: Turning, scalings: list[tuple[float, Any]]) -> RoPE:
     """The first of what the configuration names, and of what was measured, that does what the layer does."""
     layout, first, width, theta = turned
-    head_dim, pairs = call.query.size(-1), width // 2
-    factor = _ratio(call.query / grows[:, None], plain.query / grows[:, None], range(first, first + width))
-    widths = [width]
-    if first == 0 and layout == "interleaved":
-        widths += [head_dim] * (head_dim != width)
-    tries: list[Callable[[], RoPE]] = []
-    for each in widths:
-        options = {"layout": layout, "rotary_dim": each, "first_channel": first}
-        tries += [
-            functools.partial(RoPE, head_dim, base, scaling=scaling, **options) for base, scaling in dict_of(scalings)
-        ]
-    options = {"layout": layout, "rotary_dim": width, "first_channel": first}
-    if (base := _base(theta)) is not None:
-        tries.append(functools.partial(RoPE, head_dim, base, **options))
-        exact = tuple((-(base ** (-torch.arange(pairs, dtype=torch.float64) / pairs))).tolist())
-        tries.append(functools.partial(RoPE, head_dim, base, scaling=Frequencies(exact, factor), **options))
+    head_dim, pairs, size = call.query.size(-1), width // 2, theta.abs()
+    factor = float(torch.div(*(x.query[0, 0, 0, first : first + width].norm() for x in (call, plain))))
+    factor = 1.0 if abs(factor - 1) < 1e-6 else factor
+    widths = dict.fromkeys((width, head_dim) if first == 0 and layout == "interleaved" else (width,))
+    tries = [(each, *candidate) for each in widths for candidate in scalings]
+    if pairs > 1 and float(size.min()) > 0 and bool((theta > 0).all() or (theta < 0).all()):  # geometric, of one sign
+        base = float(f"{float((size[0] / size[-1]) ** (pairs / (pairs - 1))):.6g}")
+        exact = (-(base ** (-torch.arange(pairs, dtype=torch.float64) / pairs))).tolist()
+        tries += [(width, base, None), (width, base, Frequencies(tuple(exact), factor))] if base > 1 else []
     for (base, _), count in itertools.product(scalings, (pairs, pairs // 2)):  # in another order, or of each axis
-        index = (
-            (theta.abs().clamp(min=1e-30).log() * (-max(count, 1) / math.log(base))).round().clamp(0, max(count, 1) - 1)
-        )
-        nearest = base ** (-index / max(count, 1))
-        tries.append(
-            functools.partial(RoPE, head_dim, base, scaling=Frequencies(tuple(nearest.tolist()), factor), **options)
-        )
-    free = Frequencies(tuple(theta.tolist()), factor)
-    tries.append(functools.partial(RoPE, head_dim, scaling=free, **options))
-    for make in tries:
-        try:
-            rope = make()
-            scaled_back = [replace(each, query=each.query / grows[:, None]) for each in (call, plain)]
-            _verify(rope, scaled_back[0], scaled_back[1], places)
-        except ValueError:
-            continue
-        return rope
+        count = max(count, 1)
+        index = (size.clamp(min=1e-30).log() * (-count / math.log(base))).round().clamp(0, count - 1)
+        tries.append((width, base, Frequencies(tuple((base ** (-index / count)).tolist()), factor)))
+    tries.append((width, 10_000.0, Frequencies(tuple(theta.tolist()), factor)))
+    for each, base, scaling in tries:
+        with suppress(ValueError):
+            rope = RoPE(head_dim, base, layout, each, scaling=scaling, first_channel=first)
+            _verify(rope, call, plain, places)
+            return rope
     raise ValueError(f"queries turn {_said(turned)}, by {_numbers(theta)} a position, but not by p theta")
-
-
-def dict_of(scalings: list[tuple[float, Any]]) -> list[tuple[float, Any]]:
-    """Without repetitions."""
-    return list({(base, repr(scaling)): (base, scaling) for base, scaling in scalings}.values())
-
-
-def _ratio(x: Tensor, plain: Tensor, channels: range) -> float:
-    """The factor of cos and sin."""
-    at = slice(channels.start, channels.stop)
-    found = float(x[0, 0, 0, at].norm() / plain[0, 0, 0, at].norm())
-    return 1.0 if abs(found - 1) < 1e-6 else found
-
-
-def _base(theta: Tensor) -> float | None:
-    """The base of geometric frequencies of one sign."""
-    size = theta.abs()
-    if len(theta) < 2 or float(size.min()) == 0 or not bool((theta > 0).all() or (theta < 0).all()):
-        return None
-    base = float((size[0] / size[-1]) ** (len(theta) / (len(theta) - 1)))
-    return float(f"{base:.6g}") if base > 1 else None
 
 
 Turning = tuple[Any, int, int, Tensor]
@@ -753,16 +644,6 @@ def _values(config: Any) -> Iterator[Any]:
             yield value
 
 
-def _of_axes(scheme: Scheme, coords: Tensor) -> Positions:
-    """Positions, on as many axes as the scheme has."""
-    axes = max(getattr(part, "axes", 1) for part in scheme.parts)
-    if coords.dim() == 2 and axes > 1:
-        coords = coords[..., None].expand(*coords.shape, axes)
-    coords = coords[..., 0] if coords.dim() == 3 and axes == 1 else coords
-    order = torch.arange(coords.size(1))[None]
-    return Positions(coords.contiguous(), order=order)
-
-
 # -- the comparison ---------------------------------------------------------------------------------------------------
 
 
@@ -770,9 +651,11 @@ def _verify(scheme: Scheme, call: Call, plain: Call, places: Tensor) -> None:
     """ValueError unless the scheme makes of the first token what the model makes of the others.
 
     The model computes phases, cos and sin in float32, which is off by p 2^-22 + 2^-20 of a vector at most."""
-    coords = places[None] if places.dim() == 1 else places.permute(1, 2, 0)
-    encoding = scheme.tokens(_of_axes(scheme, coords), dtype=torch.float64)
-    places = places if places.dim() == 1 else places[0, 0]
+    axes = max(getattr(part, "axes", 1) for part in scheme.parts)
+    lines = places[None, None] if places.dim() == 1 else places
+    coords = lines[0] if axes == 1 else lines.expand(max(axes, len(lines)), -1, -1).permute(1, 2, 0).contiguous()
+    encoding = scheme.tokens(Positions(coords, order=torch.arange(places.size(-1))[None]), dtype=torch.float64)
+    places = lines[0, 0]
     query, key = (x[:, :, :1].repeat(1, 1, x.size(2), 1) for x in (plain.query, plain.key))
     for part in scheme.parts:
         if isinstance(part, QueryScale):

@@ -28,19 +28,23 @@ from posenc.huggingface.loading import RECORD
 from posenc.huggingface.reading import reason
 
 NAME = "posenc_asked"
-LAYERS, ROWS = 512, 2**24
-"""The most layers of a model that is asked, and the most positions of its tables."""
+ROWS = 2**24
+"""The most positions of a model's tables."""
 
-LARGEST = {
-    "hidden_size": 2**15,
-    "image_size": 2**12,
-    "intermediate_size": 2**17,
-    "max_source_positions": 2**14,
-    "num_mel_bins": 2**12,
-    "patch_length": 2**16,
-    "vocab_size": 2**20,
+SIZES = {
+    **dict.fromkeys(
+        ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers"), range(1, 513)
+    ),
+    **dict.fromkeys(("max_position_embeddings", "max_target_positions"), range(2, ROWS + 1)),
+    "hidden_size": range(2**15 + 1),
+    "image_size": range(2**12 + 1),
+    "intermediate_size": range(2**17 + 1),
+    "max_source_positions": range(2**14 + 1),
+    "num_mel_bins": range(2**12 + 1),
+    "patch_length": range(2**16 + 1),
+    "vocab_size": range(2**20 + 1),
 }
-"""The most of each size, since what a model computes of its tokens is computed for real."""
+"""The sizes of a model that is asked, since what it computes of its tokens is computed for real."""
 
 PLACES = (0, 1, 2, 5, 37, 300, 2000, 12_000, 70_000)
 FRESH = (0, 3, 4, 11, 130, 1000, 5000, 33_000, 100_000)
@@ -62,33 +66,12 @@ WARM = 8
 """Tokens before those that are looked at, at the first place: short convolutions see what is before the text."""
 
 SILENT = frozenset(
-    {
-        "attention_mask",
-        "cache_position",
-        "cu_seq_lens_k",
-        "cu_seq_lens_q",
-        "deterministic",
-        "dropout",
-        "indices",
-        "is_causal",
-        "layer_idx",
-        "logits_to_keep",
-        "max_length_k",
-        "max_length_q",
-        "output_attentions",
-        "output_hidden_states",
-        "past_key_values",
-        "position_embeddings",
-        "position_ids",
-        "return_dict",
-        "s_aux",
-        "scaling",
-        "sinks",
-        "sliding_window",
-        "softcap",
-        "training",
-        "use_cache",
-    }
+    (
+        *("attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "dropout", "indices"),
+        *("is_causal", "layer_idx", "logits_to_keep", "max_length_k", "max_length_q", "output_attentions"),
+        *("output_hidden_states", "past_key_values", "position_embeddings", "position_ids", "return_dict", "s_aux"),
+        *("scaling", "sinks", "sliding_window", "softcap", "training", "use_cache"),
+    )
 )
 """Options of an attention function that are read, or change no score."""
 
@@ -147,6 +130,8 @@ class Answer:
     """Whether the model attends to an encoder's states too."""
     buckets: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Tables that were looked up for every query and key, and the rows."""
+    plain: list[Call] = field(default_factory=list)
+    """The calls without the factor of cos and sin, once `Asked.with_plain` has asked for them."""
 
 
 class _Cheap(TorchFunctionMode):
@@ -440,9 +425,10 @@ class Asked:
 
     plain = normalized = multiplied = False
 
-    def without_factor(self, answer: Answer) -> Answer:
-        """The answer just given, with the factor of cos and sin taken off."""
-        return self(answer.places, plain=True) if self.multiplied else answer
+    def with_plain(self, answer: Answer) -> Answer:
+        """The answer just given, also with the factor of cos and sin taken off."""
+        answer.plain = (self(answer.places, plain=True) if self.multiplied else answer).calls
+        return answer
 
     def __call__(self, places: Tensor, plain: bool = False, by_ids: bool = True) -> Answer:
         by_ids = by_ids and self.takes_ids

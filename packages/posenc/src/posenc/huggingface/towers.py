@@ -184,28 +184,10 @@ class Tower(Asked):
                 return [f"tokens that are no patches, {self.before + self.after} of them, {where.get(place, middle)}"]
         raise ValueError("tokens that are no patches turn neither as the first patch nor as the middle of the image")
 
-    def table(self, places: Tensor) -> tuple[Scheme | None, list[str]]:
-        """What is added to tokens, and what to say of it."""
-        remarks = [f"asked of {' x '.join(map(str, self.grid))} {self._named()}"]
-        names = [
-            name for name, each in self.model.named_modules() if re.search("pos.*conv", type(each).__name__.lower())
-        ]
-        remarks += [f"a convolution is added to them, which sees where the input ends: {name}" for name in names[:1]]
-        found = [weight[rows].double() for weight, rows in self.ran[False].tables.values()]
-        found += [*self.added, *(rows for rows, _ in self.sinusoids.values())]
-        if len(found) > 1:
-            raise ValueError(f"positions are added to its tokens {len(found)} times")
-        if not found:
-            return None, remarks
-        [added] = found
+    def input_of_grid(self, added: Tensor) -> tuple[Scheme | None, list[str]]:
+        """The sinusoids of a grid that are added to tokens, or none for a table that is fitted to it, and what to say
+        of it."""
         patches = added[self.before : self.before + math.prod(self.grid)] if len(added) == self.count else added
-        if (rows := self.rows_of(added, range(self.before + 2))) is not None:
-            name, first, count = rows
-            offset = first - self.before * (len(added) < self.count and first > 0)
-            remarks += ["its table does not train"] * (name in self.frozen)
-            return table_of(count, added.size(-1), offset), remarks
-        if len(self.grid) == 1:
-            return sinusoids_of("its model", added, None, getattr(self.config, "pad_token_id", None)), remarks
         if len(patches) != math.prod(self.grid):
             raise ValueError(f"positions are added to {len(added)} tokens of {self.count}")
         coords = torch.cartesian_prod(*map(torch.arange, self.grid)).reshape(len(patches), -1)
@@ -214,38 +196,65 @@ class Tower(Asked):
             "its coordinates are column and row": coords.flip(-1),
             "counted in one line": torch.arange(len(patches))[:, None],
         }
-        layouts: tuple[Any, ...] = ("interleaved", "concatenated", "tensor2tensor")
-        for layout, (order, each) in itertools.product(layouts, orders.items()):
+        for layout, (order, each) in itertools.product(LAYOUTS, orders.items()):
             with suppress(ValueError):
                 scheme = Sinusoidal(added.size(-1), layout=layout, axes=each.size(1))
                 ours = scheme.table(Positions(each[None] if each.size(1) > 1 else each.mT), torch.float64)[0]
                 if float((ours - patches).abs().max()) < 1e-4:
-                    return scheme, remarks + [order] * (bool(order) and len(self.grid) > 1)
+                    return scheme, [order] * bool(order)
         for name, weight in self.model.named_parameters():
             if "pos" in name and weight.size(-1) == added.size(-1) and name not in self.fixed:
                 weight.zero_()
                 self._pass(False, self._kept)
                 if all(not bool(each.any()) for each in self.added):
-                    return None, [
-                        *remarks,
-                        f"a learned table is added to patches, fitted to the grid, which is not read: {name}",
-                    ]
+                    return None, [f"a learned table is added to patches, fitted to the grid, which is not read: {name}"]
         raise ValueError("what is added to its tokens is no table and no sinusoids in an order that is known")
 
-    def _named(self) -> str:
-        if len(self.grid) == 1:
-            return "frames"
-        return f"patches, by {', '.join(AXES[-len(self.grid) :])}"
+    def remarks(self) -> list[str]:
+        """What it was asked of, and convolutions that see where it ends."""
+        kinds = {name: type(each).__name__.lower() for name, each in self.model.named_modules()}
+        names = [name for name, kind in kinds.items() if re.search("pos.*conv", kind)]
+        tokens = "frames" if len(self.grid) == 1 else f"patches, by {', '.join(AXES[-len(self.grid) :])}"
+        convolution = "a convolution is added to them, which sees where the input ends"
+        return [f"asked of {' x '.join(map(str, self.grid))} {tokens}", *(f"{convolution}: {n}" for n in names[:1])]
+
+
+def input_of(asked: Asked, answer: Answer) -> tuple[Scheme | None, list[str]]:
+    """The learned table or the sinusoids that are added to tokens, and what to say of them. ValueError if they are
+    neither, or added more than once."""
+    before, grid, remarks = (asked.before, asked.grid, asked.remarks()) if isinstance(asked, Tower) else (0, (1,), [])
+    found: list[tuple[str, Tensor, Tensor | None]] = []
+    found += [(name, weight[rows].double(), None) for name, (weight, rows) in answer.tables.items()]
+    found += [(name, *each) for name, each in asked.sinusoids.items()]
+    found += [("its model", added, None) for added in asked.added]
+    if not found or (asked.axes and not asked.is_tower):
+        return None, remarks
+    if len(found) > 1:
+        raise ValueError(f"positions are added to its tokens {len(found)} times")
+    [(name, added, every)] = found
+    looked_up, padding = answer.tables.get(name, (None, [0]))[1], getattr(asked.config, "pad_token_id", None) or 0
+    if (table := asked.rows_of(added, {*range(before + 3), padding + 1, looked_up[0]})) is not None:
+        name, first, count = table
+        offset = first - before * (len(added) < asked.whole and first > 0)
+        frozen = "its table does not train"
+        return table_of(count, added.size(1), offset), [*remarks, *[frozen] * (name in asked.frozen)]
+    if isinstance(asked, Tower) and len(grid) > 1:
+        scheme, more = asked.input_of_grid(added)
+        return scheme, remarks + more
+    if name in answer.tables:
+        raise ValueError(f"positions {answer.places[:4].tolist()} ... are rows {looked_up[:4]} ... of its table")
+    return sinusoids_of(name, added, every, padding), remarks
+
+
+LAYOUTS: tuple[Any, ...] = ("interleaved", "concatenated", "tensor2tensor")
 
 
 def sinusoids_of(name: str, added: Tensor, rows: Tensor | None, padding: Any) -> Scheme:
     """The sinusoids that a module added to its tokens, and all the rows that it has."""
     dim = added.size(1)
-    tries: list[Scheme] = [Sinusoidal(dim, layout=each) for each in ("interleaved", "concatenated", "tensor2tensor")]
-    tries += [
-        CosineSinusoidal(dim),
-        *(OffsetSinusoidal(dim, each) for each in dict.fromkeys((1, 2, (padding or 0) + 1))),
-    ]
+    offsets = dict.fromkeys((1, 2, (padding or 0) + 1))
+    tries: list[Scheme] = [*(Sinusoidal(dim, layout=each) for each in LAYOUTS), CosineSinusoidal(dim)]
+    tries += [OffsetSinusoidal(dim, each) for each in offsets]
     for scheme in tries:
         offset = getattr(scheme, "offset", 0)
         all_rows = added if rows is None else rows[offset:]

@@ -1,6 +1,8 @@
 """Converts weights: pairs of channels to the other layout, and learned tables to other sizes."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
@@ -77,10 +79,8 @@ PROJECTIONS = ("q_proj", "k_proj", *NORMS)
 OTHER_NORMS = ("v_norm", "q_a_norm", "q_a_layernorm", "kv_a_layernorm", "attn_sub_norm")
 """Norms of tensors that are not rotated: values, MLA's latent vectors, the output."""
 
-BY_OUTPUT = (
-    *("weight", "bias", "weight_scale", "weight_zero_point", "scales", "zero_point"),
-    *("weight._data", "weight._scale"),  # of optimum-quanto
-)
+WEIGHTS = ("weight", "weight._data")  # of optimum-quanto
+BY_OUTPUT = (*WEIGHTS, "bias", "weight_scale", "weight_zero_point", "scales", "zero_point", "weight._scale")
 ADAPTERS = ("lora_B", "lora_embedding_B", "lora_magnitude_vector")
 UNTOUCHED = ("input_scale", "output_scale", "lora_A", "lora_embedding_A")
 
@@ -126,16 +126,13 @@ def convert_layout(
     converted = dict(state)
     for modules in found.values():
         for module, parameters in modules.items():
+            is_norm = _is_norm(module)
+            beside = [m for m in modules if not _is_norm(m) and _sides(m) & _sides(module)] if is_norm else [module]
+            widths = [state[n].size(0) for m in beside for n, inner in modules[m].items() if inner in WEIGHTS]
             for name, inner in parameters.items():
-                x = state[name]
-                if inner.split(".")[0] in UNTOUCHED or x.numel() == 1:
-                    continue
-                if _is_norm(module):
-                    beside = [m for m in modules if not _is_norm(m) and _sides([m]) & _sides([module])]
-                    _check_norm(name, x, inner, head_dim, _widths(state, modules, beside))
-                else:
-                    _check_projection(name, x, inner, _widths(state, modules, [module]))
-                converted[name] = _permute(name, x, order, -1 if _is_norm(module) else 0)
+                if inner.split(".")[0] not in UNTOUCHED and state[name].numel() > 1:
+                    _check_channels(name, state[name], inner, is_norm, head_dim, widths)
+                    converted[name] = _permute(name, state[name], order, -1 if is_norm else 0)
     _check_sides(found, projections)
     _check_gates(state, found)
     _check_norms(state, found, projections)
@@ -158,7 +155,7 @@ def _is_norm(module: str) -> bool:
     return "norm" in module.lower() or "ln" in module.split("_")
 
 
-def _sides(modules: Iterable[str]) -> set[str]:
+def _sides(*modules: str) -> set[str]:
     return {side for module in modules for side, words in SIDES.items() if words & set(module.lower().split("_"))}
 
 
@@ -167,10 +164,10 @@ def _check_sides(found: Found, projections: Sequence[str]) -> None:
     named = [name for name in projections if not _is_norm(name)]
     for path, modules in found.items():
         weighty = [m for m, inner in modules.items() if any(i.startswith("weight") for i in inner.values())]
-        missing = _sides(named) - _sides(m for m in weighty if not _is_norm(m))
+        missing = _sides(*named) - _sides(*(m for m in weighty if not _is_norm(m)))
         if weighty and missing:
             side = max(missing)
-            others = ", ".join(name for name in named if side in _sides([name]))
+            others = ", ".join(name for name in named if side in _sides(name))
             raise ValueError(
                 f"state has {'.'.join((*path, weighty[0]))!r}, and beside it none of {others}: both sides must be "
                 f"converted; name the module of {side} in projections=, or convert queries and keys in separate calls, "
@@ -201,7 +198,7 @@ def _check_norms(state: Mapping[str, Tensor], found: Found, projections: Sequenc
             if not _is_norm(part) or part in projections or part in OTHER_NORMS:
                 continue
             beside = [module for module in found.get(tuple(parts[:n]), ()) if not _is_norm(module)]
-            of_the_other_side = _sides([part]) and not _sides([part]) & _sides(beside)
+            of_the_other_side = _sides(part) and not _sides(part) & _sides(*beside)
             if beside and not of_the_other_side:
                 raise ValueError(
                     f"state has {name!r} beside {beside[0]}, and projections do not name {part!r}: "
@@ -209,42 +206,28 @@ def _check_norms(state: Mapping[str, Tensor], found: Found, projections: Sequenc
                 )
 
 
-def _check_norm(name: str, x: Tensor, inner: str, head_dim: int, widths: list[int]) -> None:
-    """ValueError for a norm that is neither of a head nor of all channels of the projection beside it."""
+def _check_channels(name: str, x: Tensor, inner: str, is_norm: bool, head_dim: int, widths: list[int]) -> None:
+    """ValueError for a parameter with unknown channels, or neither of a head nor of all channels of a projection."""
     *within, kind = inner.split(".")
-    if kind not in ("weight", "bias") or not all(part == "norms" or part.isdigit() for part in within):
-        raise _unknown(name, x, ("weight", "bias", "norms.0.weight"))
-    if x.size(-1) != head_dim and (x.dim() > 1 or (widths and x.size(0) not in widths)):
+    if is_norm:
+        known: tuple[str, ...] = ("weight", "bias", "norms.0.weight")
+        is_known = kind in known and all(part == "norms" or part.isdigit() for part in within)
+    else:
+        known, is_packed = (*BY_OUTPUT, *ADAPTERS), inner == "weight" and x.dtype is torch.uint8
+        is_known = not is_packed and (inner in BY_OUTPUT or inner.split(".")[0] in ADAPTERS)
+    if not is_known:
+        raise ValueError(
+            f"state has {name!r}, {shown(x)}: its channels are not known, so it cannot be converted; "
+            f"known are {', '.join(known)}"
+        )
+    if is_norm and x.size(-1) != head_dim and (x.dim() > 1 or (widths and x.size(0) not in widths)):
         width = f" nor of all {widths[0]}" if widths else ""
         raise ValueError(
             f"state has {name!r}, {shown(x)}, which is not of a head of head_dim = {head_dim} channels{width}; "
             f"where heads are wider in some layers, convert those in a separate call"
         )
-
-
-def _check_projection(name: str, x: Tensor, inner: str, widths: list[int]) -> None:
-    packed = inner == "weight" and x.dtype is torch.uint8
-    if packed or (inner not in BY_OUTPUT and inner.split(".")[0] not in ADAPTERS):
-        raise _unknown(name, x, (*BY_OUTPUT, *ADAPTERS))
-    if widths and x.size(0) not in widths:
+    if not is_norm and widths and x.size(0) not in widths:
         raise ValueError(f"state has {name!r}, {shown(x)}, which has not one entry for each of {widths[0]} channels")
-
-
-def _widths(state: Mapping[str, Tensor], modules: Mapping[str, Mapping[str, str]], of: Iterable[str]) -> list[int]:
-    """The numbers of output channels of these modules, if their weights are in the state."""
-    return [
-        state[name].size(0)
-        for module in of
-        for name, inner in modules[module].items()
-        if inner in ("weight", "weight._data")
-    ]
-
-
-def _unknown(name: str, x: Tensor, known: Sequence[str]) -> ValueError:
-    return ValueError(
-        f"state has {name!r}, {shown(x)}: its channels are not known, so it cannot be converted; "
-        f"known are {', '.join(known)}"
-    )
 
 
 # -- learned tables ---------------------------------------------------------------------------------------------------
@@ -254,7 +237,7 @@ def resize_line(table: Float[Tensor, "... rows dim"], length: int, *, kept: int 
     """A learned table for more or fewer positions, by linear interpolation between its rows.
 
     Position i of m new ones maps to (i + 1/2) n/m - 1/2 of the n old ones, clamped to the ends: centers of positions
-    are aligned, as in `Positions.grid` with ``extent``. The first ``layer_cache`` rows (two in OPT, pad_token_id + 1 in
+    are aligned, as in `Positions.grid` with ``extent``. The first ``kept`` rows (two in OPT, pad_token_id + 1 in
     RoBERTa) are not positions: they are unchanged, and do not count in ``length``.
 
     Computed in float32 or wider and rounded once. For the same length, returns the table itself.
@@ -262,11 +245,7 @@ def resize_line(table: Float[Tensor, "... rows dim"], length: int, *, kept: int 
     """
     rows = _table(table, kept) - kept
     length = whole("length", length)
-    if length == rows:
-        return table
-    line = _wide(table[..., kept:, :]).reshape(-1, rows, table.size(-1)).mT
-    resized = F.interpolate(line, length, mode="linear", align_corners=False).mT.to(table.dtype)
-    return torch.cat((table[..., :kept, :], resized.reshape(*table.shape[:-2], length, table.size(-1))), -2)
+    return _resized(table, kept, (rows,), (length,), mode="linear")
 
 
 def resize_grid(
@@ -280,7 +259,7 @@ def resize_grid(
 ) -> Float[Tensor, "... resized dim"]:
     """A learned table of image patches, for another grid: (height, width) ``grid`` to (height, width) ``to``.
 
-    Rows are patches in row-major order, after ``layer_cache`` rows for class tokens and registers, which are unchanged.
+    Rows are patches in row-major order, after ``kept`` rows for class tokens and registers, which are unchanged.
     Centers of patches are aligned, (i + 1/2) n/m - 1/2, by the two sizes and not by a rounded factor. ``mode`` is
     "bicubic" (PyTorch's kernel, a = -3/4, or -1/2 with antialias) or "bilinear". ``antialias`` blurs when the grid
     shrinks, as in timm and DINOv2 with registers. The bias of Swin is a grid (2h - 1, 2w - 1) with heads as dim.
@@ -297,13 +276,7 @@ def resize_grid(
             f"table must have kept + height width = {kept} + {height} x {width} = {kept + height * width} rows, "
             f"got {tuple(table.shape)}"
         )
-    if (height, width) == (new_height, new_width):
-        return table
-    dim = table.size(-1)
-    image = _wide(table[..., kept:, :]).reshape(-1, height, width, dim).permute(0, 3, 1, 2)
-    resized = F.interpolate(image, (new_height, new_width), mode=mode, align_corners=False, antialias=antialias)
-    patches = resized.permute(0, 2, 3, 1).reshape(*table.shape[:-2], new_height * new_width, dim).to(table.dtype)
-    return torch.cat((table[..., :kept, :], patches), -2)
+    return _resized(table, kept, (height, width), (new_height, new_width), mode=mode, antialias=antialias)
 
 
 def _table(table: Tensor, kept: int) -> int:
@@ -314,5 +287,12 @@ def _table(table: Tensor, kept: int) -> int:
     return table.size(-2)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+def _resized(table: Tensor, kept: int, sizes: tuple[int, ...], to: tuple[int, ...], **how: Any) -> Tensor:
+    """The table with other rows behind those that are kept; itself for the same sizes."""
+    if sizes == to:
+        return table
+    wide, dim = table.to(torch.promote_types(table.dtype, torch.float32))[..., kept:, :], table.size(-1)
+    wide = wide.reshape(-1, math.prod(sizes), dim).mT.unflatten(-1, sizes)
+    resized = F.interpolate(wide, to, align_corners=False, **how).flatten(2).mT
+    rows = resized.reshape(*table.shape[:-2], math.prod(to), dim).to(table.dtype)
+    return torch.cat((table[..., :kept, :], rows), -2)
