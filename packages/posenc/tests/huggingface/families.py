@@ -283,7 +283,7 @@ def written(record: Mapping[str, Any]) -> str:
 
 def tiny(name: str, **given: Any) -> Any:
     """A configuration of a type of transformers, of tiny sizes where it has their keys."""
-    known = default_keys(CONFIG_MAPPING[name]())
+    known = default_keys(CONFIG_MAPPING[name])
     takes = [key for key in TINY if known.get(key) is not None or (key == "head_dim" and key in known)]
     return CONFIG_MAPPING[name](**{key: TINY[key] for key in takes} | given)
 

@@ -46,7 +46,7 @@ from posenc.huggingface.variants import Frequencies
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Window, window_words
 from posenc.rotation.scaling_parameters import ScalingParameters
-from posenc.rotation.scalings import LongRoPE, NTKAware
+from posenc.rotation.scalings import LongRoPE, NTKAware, YaRN
 from posenc.schedule import ranges
 from posenc.scheme import Scheme
 from posenc.schemes.axial_rope import AxialRoPE
@@ -233,9 +233,8 @@ def _layer(call: Call, plain: tuple[Call, Call]) -> Layer:
     by_code = _multiple([(each.query, each.made) for each in plain]) * _multiple([(x.key, x.made) for x in plain])
     scale = None if scaling is None else scaled(float(scaling) * by_code, head_dim)
     cap = options.get("softcap")
-    return Layer(
-        scale=scale, softcap=None if cap is None else float(cap), sinks=bool(options.keys() & {"s_aux", "sinks"})
-    )
+    sinks = bool(options.keys() & {"s_aux", "sinks"})
+    return Layer(scale=scale, softcap=None if cap is None else float(cap), sinks=sinks)
 
 
 def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tuple[str, Scheme]:
@@ -243,11 +242,9 @@ def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tup
     if any(not isinstance(part, (NoPE, QueryScale)) for part in scheme.parts):
         raise ValueError("queries turn, and a bias is added to their scores too")
     for name, (weight, rows) in seen[0][1].buckets.items():
-        biases = [(call.bias, answer.buckets[name], answer.places) for call, answer in seen]
-        if all(
-            bias is not None and torch.equal(table[row[places]].permute(2, 0, 1).double(), bias)
-            for bias, (table, row), places in biases
-        ):
+        biases = [(call.bias, *answer.buckets[name], answer.places) for call, answer in seen]
+        made = [(bias, table[rows_of[at]].permute(2, 0, 1)) for bias, table, rows_of, at in biases]
+        if all(bias is not None and torch.equal(ours.double(), bias) for bias, ours in made):
             return name, _buckets(weight, rows, config)
     scale = next((part for part in scheme.parts if isinstance(part, QueryScale)), None)
     heads = seen[0][0].query.size(1)
@@ -281,13 +278,10 @@ def _buckets(weight: Tensor, rows: Tensor, config: Any) -> T5:
     tokens = torch.arange(len(rows))
     far = tokens - tokens[:, None]
     for is_both, furthest in itertools.product((False, True), {n: 0 for n in _values(config) if type(n) is int}):
-        try:
-            scheme = T5(weight.size(1), weight.size(0), furthest, is_both)
-        except ValueError:
-            continue
-        here = ... if is_both else far <= 0
-        if torch.equal(scheme._bucket(far)[here], rows[here]):
-            return scheme
+        with suppress(ValueError):
+            scheme, here = T5(weight.size(1), weight.size(0), furthest, is_both), ... if is_both else far <= 0
+            if torch.equal(scheme._bucket(far)[here], rows[here]):
+                return scheme
     raise ValueError(f"its table of {weight.size(0)} rows is looked up by distance, and not as T5 does")
 
 
@@ -373,9 +367,8 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
         return None, causal
     furthest = max(ends)
     reach, beyond = furthest - ends[furthest][0], ends[0][1]
-    if all(
-        first == max(0, i - reach) and min(last, i + 7) == min(i + beyond, i + 7) for i, (first, last) in ends.items()
-    ):
+    runs = {i: (max(0, i - reach), min(i + beyond, i + 7)) for i in ends}
+    if all((first, min(last, i + 7)) == runs[i] for i, (first, last) in ends.items()):
         return (reach + 1 if causal else (reach, beyond)), causal
     sizes = {first for first, _ in ends.values() if first}
     size = math.gcd(*sizes, *(ends[i][0] - ends[j][0] for i in ends for j in ends))
@@ -437,7 +430,7 @@ def _fit(
         raise ValueError(f"queries turn {_said(q)} and keys {_said(k)}")
     if float((q[3] - k[3]).abs().max()) > 1e-6 + 1e-5 * float(q[3].abs().max()):
         raise ValueError(f"queries turn by {_numbers(q[3])} and keys by {_numbers(k[3])} a position")
-    if not is_normalized and any(_factor_of(scaling) != 1.0 for _, scaling in scalings):
+    if not is_normalized and any(isinstance(scaling, YaRN | LongRoPE) for _, scaling in scalings):
         raise ValueError("the factor of its cosines cannot be seen")
     rope = _rope(call, plain, places, q, scalings)
     return rope if scale is None else rope + scale
@@ -445,39 +438,22 @@ def _fit(
 
 def _by_weights(scheme: Scheme, plain: Call) -> Scheme:
     """The scheme in the layout of the weights, if the model moves channels (2k, 2k + 1) to (k, k + d/2) before."""
+
+    def is_made(x: Tensor, order: Tensor) -> bool:
+        """Whether these numbers are in a row of what a linear layer gave, in another order."""
+        starts = ((each, n) for each in plain.made for n in ((each - x[0]).abs() < 1e-6).nonzero().flatten().tolist())
+        rows = (each[n : n + len(order)] for each, n in starts)
+        return any(len(row) == len(order) and float((row[order] - x).abs().max()) < 1e-6 for row in rows)
+
     parts = list(scheme.parts)
     for n, part in enumerate(parts):
-        if not isinstance(part, RoPE) or part.layout != "half":
-            continue
-        moved = torch.arange(part.rotary_dim).view(-1, 2).mT.flatten()
-        channels = slice(part.first_channel, part.first_channel + part.rotary_dim)
-        seen = [_order(x[0, 0, 0, channels], plain.made) for x in (plain.query, plain.key)]
-        if moved.tolist() in seen and all(each in (None, moved.tolist()) for each in seen):  # a norm hides the order
-            parts[n] = like(part, layout="interleaved")
+        if isinstance(part, RoPE) and part.layout == "half":
+            inside = torch.arange(part.rotary_dim)
+            both = [x[0, 0, 0, part.first_channel + inside] for x in (plain.query, plain.key)]
+            moved = any(is_made(x, inside.view(-1, 2).mT.flatten()) for x in both)  # a norm hides the order
+            if moved and not any(is_made(x, inside) for x in both):
+                parts[n] = like(part, layout="interleaved")
     return functools.reduce(lambda a, b: a + b, parts)
-
-
-def _order(x: Tensor, made: list[Tensor]) -> list[int] | None:
-    """Where the numbers of x are in what a linear layer gave, from the first of them."""
-    for each in made:
-        if float((each - x[0]).abs().min()) >= 1e-6:
-            continue
-        off = (each[None] - x[:, None]).abs() if len(each) * len(x) < 2**24 else (each[:1] - x[:, None]).abs()
-        if float(off.amin(1).max()) < 1e-6:
-            where = off.argmin(1)
-            return (where - where.min()).tolist()
-    return None
-
-
-def _factor_of(scaling: Any) -> float:
-    if scaling is None:
-        return 1.0
-    theta = torch.logspace(0, -4, 16, dtype=torch.float64)
-    lengths = (torch.tensor([[1e6]], dtype=torch.float64),) if getattr(scaling, "needs_lengths", False) else ()
-    try:
-        return float(torch.as_tensor(scaling(theta, *lengths)[1]).flatten()[0])
-    except ValueError:  # a list for another number of pairs
-        return math.nan
 
 
 def _rope(call: Call, plain: Call, places: Tensor, turned: Turning, scalings: list[tuple[float, Any]]) -> RoPE:
@@ -517,10 +493,9 @@ def _turning(x: Tensor, places: Tensor) -> Turning | None:
     channels = moves.nonzero().flatten().tolist()
     low, high = channels[0], channels[-1] + 1
     found: list[Turning] = []
-    for layout in ("half", "interleaved"):
-        least = high - low + (high - low) % 2
-        widths = range(least, x.size(-1) - low + 1, 2)
-        for width in widths if layout == "half" else widths[:1]:
+    widths = range(high - low + (high - low) % 2, x.size(-1) - low + 1, 2)
+    for layout, tried in (("half", widths), ("interleaved", widths[:1])):
+        for width in tried:
             z = _pairs(x[..., low : low + width], layout)
             size = z.abs()
             if float((size - size[:, :1]).abs().max()) < 1e-6 * float(size.max()):
@@ -569,25 +544,21 @@ def _allocated(scheme: Scheme, calls: list[Call], places: Tensor, scalings: list
     channels = slice(scheme.first_channel, scheme.first_channel + scheme.rotary_dim)
     theta = scheme.frequencies()[0][0]
     of_axes = torch.stack([_angles(_pairs(call.query[0, :, :, channels], scheme.layout), places) for call in calls])
-    off = (of_axes - theta).abs()
-    allocation = off.argmin(0)
-    if (
-        float((off.amin(0) / theta.abs()).max()) > 1e-3
-        or float(of_axes.abs().sum(0).sub(theta.abs()).abs().max()) > 1e-3
-    ):
-        raise ValueError(f"pairs do not turn by one of {len(calls)} axes each")
-    axes = len(calls)
-    if allocation.tolist() == sorted(allocation.tolist()) and len(theta) % axes == 0:  # each axis has its own pairs
-        for base, _ in scalings:
-            of_axis = RoPE(scheme.head_dim, base, scheme.layout, scheme.rotary_dim, axes)
-            if not scheme.first_channel and torch.allclose(of_axis.frequencies()[0].repeat(1, axes)[0], theta, 1e-5, 0):
-                return of_axis
+    off, axes = (of_axes - theta).abs(), len(calls)
+    allocation, turned = off.argmin(0).tolist(), of_axes.abs().sum(0) - theta.abs()
+    if float((off.amin(0) / theta.abs()).max()) > 1e-3 or float(turned.abs().max()) > 1e-3:
+        raise ValueError(f"pairs do not turn by one of {axes} axes each")
+    of_each = allocation == sorted(allocation) and len(theta) % axes == 0 and not scheme.first_channel
+    for base, _ in scalings if of_each else []:  # each axis has its own pairs
+        rope = RoPE(scheme.head_dim, base, scheme.layout, scheme.rotary_dim, axes)
+        if torch.allclose(rope.frequencies()[0].repeat(1, axes)[0], theta, 1e-5, 0):
+            return rope
     for base, _ in scalings if axes == 2 and not scheme.head_dim % 4 else []:
-        of_patches = AxialRoPE(scheme.head_dim, base=base)
-        same = of_patches.layout == scheme.layout and of_patches.allocation == tuple(allocation.tolist())
-        if same and torch.allclose(of_patches.frequencies()[0][0], theta, 1e-5, 1e-6):
-            return of_patches
-    return like(scheme, allocation=allocation.tolist(), axes=axes)
+        rope = AxialRoPE(scheme.head_dim, base=base)
+        same = (rope.layout, rope.allocation) == (scheme.layout, tuple(allocation))
+        if same and torch.allclose(rope.frequencies()[0][0], theta, 1e-5, 1e-6):
+            return rope
+    return like(scheme, allocation=allocation, axes=axes)
 
 
 def like(rope: RoPE, **changes: Any) -> RoPE:
@@ -619,16 +590,12 @@ def _scale_of_queries(call: Call, places: Tensor, config: Any) -> tuple[QuerySca
     lengths = [None, *dict.fromkeys(int(n) for n in numbers if n >= 2 and float(n).is_integer())]
     strengths = [None, *dict.fromkeys(float(n) for n in numbers if 0 < n < 2)]
     forms: Any = ("llama4", "ministral3", "inkling", "beam", "rerope")
-    for form in forms:
-        for length in lengths:
-            for strength in strengths if form != "rerope" else [None]:
-                try:
-                    scheme = QueryScale(form, length=length, strength=strength)
-                    c = scheme._factor((places.double() + 1)[None])[0]
-                except ValueError:
-                    continue
-                if float((c / c[0] - grows[0]).abs().max()) < 1e-6 and abs(float(c[0]) - 1) < 1e-3:
-                    return scheme, c
+    for form, length, strength in itertools.product(forms, lengths, strengths):
+        with suppress(ValueError):
+            scheme = QueryScale(form, length=length, strength=strength)
+            c = scheme._factor((places.double() + 1)[None])[0]
+            if float((c / c[0] - grows[0]).abs().max()) < 1e-6 and abs(float(c[0]) - 1) < 1e-3:
+                return scheme, c
     raise ValueError(f"queries grow with position by {_numbers(grows[0][1:])}")
 
 
@@ -660,9 +627,8 @@ def _verify(scheme: Scheme, call: Call, plain: Call, places: Tensor) -> None:
     for part in scheme.parts:
         if isinstance(part, QueryScale):
             query /= part._factor(places[:1].double() + 1)[0]
-    for name, ours, theirs in zip(
-        ("queries", "keys"), encoding.rotate(query, key), (call.query, call.key), strict=True
-    ):
+    both = zip(encoding.rotate(query, key), (call.query, call.key), strict=True)
+    for name, (ours, theirs) in zip(("queries", "keys"), both, strict=True):
         bound = (places.double() * 2**-22 + 2**-20)[:, None] * theirs.norm(dim=-1, keepdim=True)
         off = (ours - theirs).abs() - bound
         if bool((off > 0).any()):

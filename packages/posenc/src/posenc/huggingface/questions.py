@@ -164,56 +164,22 @@ def _codeasks(kind: type) -> bool:
     return any("ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names for method in methods)
 
 
-def _is_heavy(module: nn.Module) -> bool:
-    """Whether a module mixes channels, and is no norm."""
-    return any(p.dim() > 1 for p in module.parameters()) or isinstance(module, nn.ModuleList)
-
-
-def _outputs(module: nn.Module) -> int:
-    """How many results a module's code returns."""
+def _silence(module: nn.Module) -> None:
+    """The module gives zeros, as many as its code returns."""
     try:
         code = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))
-    except (OSError, TypeError, SyntaxError):
-        return 1
-    results = [node.value for node in ast.walk(code) if isinstance(node, ast.Return)]
-    return len(results[-1].elts) if results and isinstance(results[-1], ast.Tuple) else 1
-
-
-def _first_tensor(args: Any, kwargs: Any) -> Tensor:
-    named = [kwargs[name] for name in ("hidden_states", "inputs_embeds", "x") if isinstance(kwargs.get(name), Tensor)]
-    return next(x for x in (*named, *args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point())
-
-
-def _silence(module: nn.Module) -> None:
-    """The module gives zeros."""
-    outputs = _outputs(module)
+        last = [node.value for node in ast.walk(code) if isinstance(node, ast.Return)][-1]
+        outputs = len(last.elts) if isinstance(last, ast.Tuple) else 1
+    except (OSError, TypeError, SyntaxError, IndexError):
+        outputs = 1
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        zeros = torch.zeros_like(_first_tensor(args, kwargs))
+        named = [kwargs.get(name) for name in ("hidden_states", "inputs_embeds", "x")]
+        tensors = (x for x in (*named, *args, *kwargs.values()) if isinstance(x, Tensor))
+        zeros = torch.zeros_like(next(x for x in tensors if x.is_floating_point()))
         return zeros if outputs == 1 else (zeros, *[None] * (outputs - 1))
 
     module.forward = forward
-
-
-class _Alike(TorchFunctionMode):
-    """Linear layers give every token the same vector, and so do tables, unless tokens look up different rows."""
-
-    def __init__(self, asked: Asked) -> None:
-        super().__init__()
-        self.asked = asked
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is nn.functional.embedding:
-            names = dict(zip(("input", "weight"), args, strict=False)) | kwargs
-            return self.asked.looked_up(names["input"], names["weight"])
-        if func is nn.functional.linear:
-            x, weight = (*args, *kwargs.values())[:2]
-            return self.asked.projected(x, weight)
-        if func is torch.addmm:  # transformers' Conv1D
-            return self.asked.projected(args[1], args[2].mT)
-        made = self.asked.instead(func, args, kwargs)
-        return func(*args, **kwargs) if made is None else made
 
 
 def alike(x: Tensor) -> bool:
@@ -222,16 +188,20 @@ def alike(x: Tensor) -> bool:
     return not any(x.stride()[:-1]) or bool((rows == rows[:1]).all())
 
 
-class Asked:
-    """A model that can be asked: ``asked(positions)`` gives an `Answer`."""
+class Asked(TorchFunctionMode):
+    """A model that can be asked: ``asked(positions)`` gives an `Answer`.
+
+    Linear layers give every token the same vector, and so do tables, unless tokens look up different rows."""
+
+    is_tower = even = plain = normalized = multiplied = False
+    """Whether it takes pixels, sound or series; whether norms have no weights, since those behind a rotation would
+    scale its channels; whether cos and sin are asked for without their factor, were seen, and have one."""
 
     def __init__(self, config: Any, stack: str | None = None, model: nn.Module | None = None) -> None:
+        super().__init__()
         self.config, self.stack = config, stack
         self.model = built(config, stack) if model is None else model
-        self.tokens, self.step = 0, 0
-        self.differing: list[str] = []
-        self.tables: dict[str, tuple[Tensor, list[int]]] = {}
-        self.buckets: dict[str, tuple[Tensor, Tensor]] = {}
+        self.tokens = self.inside = 0  # of its text, and of the attention modules that run
         self.parameters = inspect.signature(self.model.forward).parameters
         is_grid = "grid_thw" in self.parameters  # patches, by row and column, or time too
         self.axes = is_grid * (3 if "include_temporal=True" in inspect.getsource(type(self.model).forward) else 2)
@@ -243,6 +213,18 @@ class Asked:
             module: int(found[1]) if (found := re.search(r"\.(\d+)(\.|$)", name)) else -1
             for name, module in self.model.named_modules()
         }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.functional.embedding:
+            names = dict(zip(("input", "weight"), args, strict=False)) | kwargs
+            return self.looked_up(names["input"], names["weight"])
+        if func is nn.functional.linear:
+            return self.projected(*(*args, *kwargs.values())[:2])
+        if func is torch.addmm:  # transformers' Conv1D
+            return self.projected(args[1], args[2].mT)
+        made = self.instead(func, args, kwargs)
+        return func(*args, **kwargs) if made is None else made
 
     def _prepare(self) -> None:
         if not any(asks(module) for module in self.model.modules()):
@@ -281,25 +263,17 @@ class Asked:
         if torch.equal(*found) and bool(found[0].any()):
             self.fixed[path] = found[0]
 
-    is_tower, inside = False, 0
-    """Whether it takes pixels, sound or series, and whether an attention module runs."""
-
     @property
     def whole(self) -> int:
         """The tokens of attention that is within no windows of patches."""
         return GRID**2 * (self.axes > 0)
-
-    even = False
-    """Whether norms have no weights: those behind a rotation would scale its channels."""
 
     def reset(self, seed: int) -> None:
         """Other weights."""
         self.seed, self.drawn = seed, dict[tuple[str, torch.Size], Tensor]()
         for path, module in self.model.named_modules():
             for name, old in list(module._parameters.items()):
-                if old is None:
-                    continue
-                if f"{path}.{name}" in self.fixed:
+                if old is None or f"{path}.{name}" in self.fixed:
                     continue
                 dtype = old.dtype if old.dtype.is_floating_point else torch.float64
                 if old.numel() <= 2**16:
@@ -319,9 +293,8 @@ class Asked:
         name = self.names.get(id(weight), "a linear layer")
         tokens = x if x.dim() > 2 else x[None]
         if tokens.size(1) == self.tokens and not bool((tokens == tokens[:, :1]).all()):
-            differ = (tokens - tokens[:, :1]).abs().max()
-            if not float(differ) <= 1e-6 * (1e-3 + float(x.abs().max())):
-                self.differing.append(name)
+            off = float((tokens - tokens[:, :1]).abs().max())
+            self.differing += [name] * (not off <= 1e-6 * (1e-3 + float(x.abs().max())))
         made = self._draw(name, weight.shape[:1])
         self.made.setdefault(f"{re.sub(NUMBER, '.N.', name)} {made.numel()}", made)
         made = made.to(x.dtype).expand(*x.shape[:-1], -1)
@@ -390,9 +363,7 @@ class Asked:
         for name, weight in self.model.named_parameters():
             rows = weight.reshape(-1, weight.size(-1)) if weight.dim() > 1 and name not in self.fixed else added[:0]
             for first in starts:
-                if rows[first : first + len(added)].shape == added.shape and torch.equal(
-                    rows[first : first + len(added)].double(), added
-                ):
+                if torch.equal(rows[first : first + len(added)].double(), added):
                     return name, first, len(rows)
         return None
 
@@ -409,21 +380,15 @@ class Asked:
     def _turned(self, module: nn.Module, args: Any, out: Any) -> Any:
         """Looks whether cos and sin have a factor, or takes it off if ``plain`` was asked for."""
         parts = out if isinstance(out, tuple) else (out,)
-        if not all(isinstance(x, Tensor) for x in parts):
+        if not all(isinstance(x, Tensor) for x in parts) or len(parts) > 2:
             return None
-        if len(parts) == 1 and parts[0].is_complex():
-            size = out.abs()
-        elif len(parts) == 2 and parts[0].shape == parts[1].shape:
-            size = (parts[0] ** 2 + parts[1] ** 2).sqrt().clamp(min=1e-30)
-        else:
+        if (len(parts) == 1 and not out.is_complex()) or parts[0].shape != parts[-1].shape:
             return None
+        size = out.abs() if len(parts) == 1 else (parts[0] ** 2 + parts[1] ** 2).sqrt().clamp(min=1e-30)
         self.normalized = True
         self.multiplied |= float((size - 1).abs().max()) > 1e-6
-        if not self.plain:
-            return None
-        return out / size if len(parts) == 1 else (parts[0] / size, parts[1] / size)
-
-    plain = normalized = multiplied = False
+        made = tuple(x / size for x in parts)
+        return None if not self.plain else made if len(parts) == 2 else made[0]
 
     def with_plain(self, answer: Answer) -> Answer:
         """The answer just given, also with the factor of cos and sin taken off."""
@@ -457,13 +422,15 @@ class Asked:
         """What the layers give to their attention function in one pass, of the tokens that are looked at."""
         calls: list[Call] = []
         self.plain, self.normalized, self.multiplied = plain, False, False
-        self.differing.clear()
-        self.tables, self.buckets, self.inside = {}, {}, 0
+        self.differing: list[str] = []
+        self.tables: dict[str, tuple[Tensor, list[int]]] = {}
+        self.buckets: dict[str, tuple[Tensor, Tensor]] = {}
+        self.inside = 0
         self.added: list[Tensor] = []
         self.sinusoids: dict[str, tuple[Tensor, Tensor | None]] = {}
         self.made: dict[str, Tensor] = {}
         try:
-            with _listening(calls, keep), torch.no_grad(), _Alike(self):
+            with _listening(calls, keep), torch.no_grad(), self:
                 self.model(**given)
         except Exception as error:
             asking = {module for module in self.model.modules() if asks(module)}
@@ -497,25 +464,23 @@ class Asked:
 
     def _inputs(self, ids_of: Tensor, by_ids: bool) -> dict[str, Any]:
         """The same token everywhere, at the places given, and an encoder's states."""
-        pad = getattr(self.config, "pad_token_id", None)
+        config, pad = self.config, getattr(self.config, "pad_token_id", None)
+        if self.axes:
+            width = getattr(config, "embed_dim", None) or config.hidden_size
+            return {
+                next(iter(self.parameters)): torch.zeros(self.tokens, width, dtype=torch.float64),
+                "grid_thw": torch.tensor([[1, GRID, GRID] if self.tokens == GRID**2 else [1, 4, self.tokens // 4]]),
+                "position_ids": ids_of.reshape(-1, self.tokens).mT.expand(-1, self.axes),
+            }
         given: dict[str, Any] = {
             "input_ids": torch.full((self.rows, self.tokens), 3 if pad != 3 else 4),
             "use_cache": False,
             "lang_ids": torch.zeros(1, dtype=torch.long),
         }
         if self.stack == "decoder":
-            width = getattr(self.config, "hidden_size", 64)
-            given["encoder_hidden_states"] = torch.zeros(1, self.tokens + ENCODED, width)
-        if self.axes:
-            width = getattr(self.config, "embed_dim", None) or self.config.hidden_size
-            coords = ids_of.reshape(-1, self.tokens).mT.expand(-1, self.axes)
-            return {
-                next(iter(self.parameters)): torch.zeros(self.tokens, width, dtype=torch.float64),
-                "grid_thw": torch.tensor([[1, GRID, GRID] if self.tokens == GRID**2 else [1, 4, self.tokens // 4]]),
-                "position_ids": coords,
-            }
-        if by_ids:
-            given["position_ids"] = ids_of
+            states = torch.zeros(1, self.tokens + ENCODED, getattr(config, "hidden_size", 64))
+            given["encoder_hidden_states"] = states
+        given |= {"position_ids": ids_of} if by_ids else {}
         return {name: value for name, value in given.items() if name in self.parameters}
 
 
@@ -533,34 +498,35 @@ def _prune(module: nn.Module, is_tower: bool, in_layer: bool = False) -> None:
                 _prune(child, is_tower, in_layer or listed)
         elif listed and not isinstance(child, nn.Linear):
             _prune(child, is_tower, True)  # a layer of another kind
-        elif is_tower and not in_layer:
+        elif (is_tower and not in_layer) or isinstance(child, (nn.Embedding, nn.Linear)) or _is_rotary(child):
             continue
-        elif _is_heavy(child) and not isinstance(child, (nn.Embedding, nn.Linear)) and not _is_rotary(child):
+        elif isinstance(child, nn.ModuleList) or any(p.dim() > 1 for p in child.parameters()):  # it mixes channels
             _silence(child)
 
 
 def _is_rotary(module: nn.Module) -> bool:
-    return (
-        re.search("rotary|rope|embedding|conv1d$|hyper|connection|residual", type(module).__name__.lower()) is not None
-    )
+    name = type(module).__name__.lower()
+    return re.search("rotary|rope|embedding|conv1d$|hyper|connection|residual", name) is not None
 
 
 def model_class(config: Any, stack: str | None = None) -> Any:
     """The class of a configuration's model, if possible with a head, or None."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, PreTrainedModel
 
-    home = type(config).__module__
-    is_headless = stack == "encoder" or (stack is None and getattr(config, "is_decoder", None) is False)
-    kind: Any = None if is_headless else MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    home, kind = type(config).__module__, None
+    if stack != "encoder" and (stack is not None or getattr(config, "is_decoder", None) is not False):
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     kind = kind or MODEL_MAPPING.get(type(config), None)
     if kind is not None or not home.startswith("transformers."):
         return kind[0] if isinstance(kind, tuple) else kind
     code = importlib.import_module(home.replace(".configuration_", ".modeling_"))  # of a part of a model
-    kinds = [each for each in vars(code).values() if isinstance(each, type) and issubclass(each, PreTrainedModel)]
     kinds = [
-        each for each in kinds if each.config_class is type(config) and "PreTrainedModel" not in each.__name__[-15:]
+        each
+        for each in vars(code).values()
+        if isinstance(each, type) and issubclass(each, PreTrainedModel) and each.config_class is type(config)
     ]
     said = ("CausalLM", *(("Conditional",) if stack else ()), "Text", "Model")
+    kinds = [each for each in kinds if "PreTrainedModel" not in each.__name__[-15:]]
     return max(kinds, key=lambda each: [word in each.__name__ for word in said], default=None)
 
 

@@ -82,16 +82,12 @@ EXTRAS = re.compile(
 
 
 @lru_cache(maxsize=1024)
-def _defaults(kind: Any) -> Mapping[str, Any]:
+def default_keys(kind: Any) -> Mapping[str, Any]:
+    """The keys that a class of configurations knows, with their defaults."""
     try:
         return dict(vars(kind()))
     except Exception:  # a class that needs arguments, of which transformers has a few
         return {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
-
-
-def default_keys(config: Any) -> Mapping[str, Any]:
-    """The keys that the class of a configuration knows, with their defaults."""
-    return _defaults(type(config))  # type: ignore[arg-type]  # mypy takes a class for one without a hash
 
 
 def positional(config: Any, given: Mapping[str, Any] | None = None) -> Iterator[tuple[str, Any]]:
@@ -101,7 +97,7 @@ def positional(config: Any, given: Mapping[str, Any] | None = None) -> Iterator[
     for name, value in (vars(config) if given is None else given).items():
         if value is None or not POSITIONAL.search(name.lower()) or NOT_POSITIONAL.fullmatch(name) or name[0] == "_":
             continue
-        if value is False and (EXTRAS.search(name.lower()) or default_keys(config).get(name) is False):
+        if value is False and (EXTRAS.search(name.lower()) or default_keys(type(config)).get(name) is False):
             continue
         yield name, value
 
@@ -242,20 +238,17 @@ def words(scheme: Scheme) -> str:
         return "NoPE"
     if type(scheme) is not RoPE:
         return f"{type(scheme).__name__}({scheme.extra_repr()})"
-    said = [f"RoPE, base {scheme.base:.12g}"]
-    if scheme.rotary_dim == scheme.head_dim:
-        said.append(f"all {scheme.head_dim} channels")
-    else:
-        channels = scheme.channels
-        said.append(f"channels {channels.start}..{channels.stop - 1} of {scheme.head_dim}")
-    said.append(f"{scheme.layout} layout")
-    if scheme.allocation is not None:
-        said.append(f"pairs by axis {runs(scheme.allocation, scheme.axes)}")
-    elif scheme.axes > 1:
-        said.append(f"{scheme.axes} axes")
-    if scheme.scaling is not None:
-        said.append(repr(scheme.scaling))
-    return ", ".join(said)
+    channels = f"channels {scheme.channels.start}..{scheme.channels.stop - 1} of {scheme.head_dim}"
+    said = {
+        f"RoPE, base {scheme.base:.12g}": True,
+        f"all {scheme.head_dim} channels": scheme.rotary_dim == scheme.head_dim,
+        channels: scheme.rotary_dim != scheme.head_dim,
+        f"{scheme.layout} layout": True,
+        f"pairs by axis {runs(scheme.allocation or (), scheme.axes)}": scheme.allocation is not None,
+        f"{scheme.axes} axes": scheme.allocation is None and scheme.axes > 1,
+        repr(scheme.scaling): scheme.scaling is not None,
+    }
+    return ", ".join(text for text, holds in said.items() if holds)
 
 
 AXES = ("time", "row", "column")
@@ -281,17 +274,14 @@ def is_said(said: ModelPositions, name: str, value: Any) -> bool:
         seen += [("(window|chunk)(?!_layers)", getattr(window, "size", window)), ("cap", layer.softcap)]
         if layer.scale is not None:
             seen += [("scal|multipl", layer.scale), ("pre_attn_scalar", layer.scale**-2)]
-        for part in scheme.parts:
-            if isinstance(part, RoPE):
-                share = part.rotary_dim / part.head_dim
-                seen += [("theta|base", part.base), ("ro[pt]", part.rotary_dim), ("nope", part.first_channel)]
-                seen += [("rot", share), ("rotary$|rope$|scale_attn_weights", True)]
-                if isinstance(value, str) and value.startswith(("rop", "rot")):
-                    return True
-                if part.allocation is not None:
-                    seen.append(("section", [part.allocation.count(axis) for axis in range(3)]))
-            elif isinstance(part, QueryScale):
-                seen.append(("scal", part.strength))
+        seen += [("scal", part.strength) for part in scheme.parts if isinstance(part, QueryScale)]
+        for part in (part for part in scheme.parts if isinstance(part, RoPE)):
+            seen += [("theta|base", part.base), ("ro[pt]", part.rotary_dim), ("nope", part.first_channel)]
+            seen += [("rot", part.rotary_dim / part.head_dim), ("rotary$|rope$|scale_attn_weights", True)]
+            if isinstance(value, str) and value.startswith(("rop", "rot")):
+                return True
+            if part.allocation is not None:
+                seen.append(("section", [part.allocation.count(axis) for axis in range(3)]))
     return any(type(value) in (type(each), int) and value == each and re.search(of, name) for of, each in seen)
 
 

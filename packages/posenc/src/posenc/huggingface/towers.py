@@ -118,13 +118,8 @@ class Tower(Asked):
 
     def _kept(self, x: Tensor) -> Tensor:
         """The tokens at places that are looked at, and those that are no patches."""
-        if x.size(2) == self.count:
-            grid, before, rest = (
-                self.grid,
-                self.before,
-                [*range(self.before), *range(self.count - self.after, self.count)],
-            )
-        else:
+        grid, before, rest = self.grid, self.before, [*range(self.before), *range(self.count - self.after, self.count)]
+        if x.size(2) != self.count:
             side = math.isqrt(x.size(2))
             grid, before, rest = (1,) * (len(self.grid) - 2) + (side, side), 0, []
             if side**2 != x.size(2) or bool((x != x[:1]).any()):
@@ -132,17 +127,14 @@ class Tower(Asked):
                     f"attention gets {x.size(2)} tokens of {self.count}, which are no windows that are alike"
                 )
         strides = [math.prod(grid[n + 1 :]) for n in range(len(grid))]
-        return x[
-            :1, :, [before + sum(p * s for p, s in zip(at, strides, strict=True)) for at in self._looked_at()] + rest
-        ]
+        seen = [before + sum(p * s for p, s in zip(at, strides, strict=True)) for at in self._looked_at()]
+        return x[:1, :, seen + rest]
 
     def _looked_at(self) -> list[tuple[int, ...]]:
-        places = sorted({int(p) for each in self.places(None) for p in each})
-        axes = len(self.grid)
+        places, axes = sorted({int(p) for each in self.places(None) for p in each}), len(self.grid)
         lines = [tuple(p * (n == axis) for n in range(axes)) for p in places for axis in range(axes)]
-        return list(
-            dict.fromkeys([*((p,) * axes for p in places), *lines, *((p, p // 2, p // 3)[:axes] for p in places)])
-        )
+        mixed = [(p, p // 2, p // 3)[:axes] for p in places]
+        return list(dict.fromkeys([*((p,) * axes for p in places), *lines, *mixed]))
 
     def __call__(self, places: Tensor, plain: bool = False, by_ids: bool = True) -> Answer:
         plain = plain and any(getattr(each, "attention_scaling", 1.0) != 1.0 for each in self.model.modules())
@@ -153,13 +145,12 @@ class Tower(Asked):
         coords = places[:, None].expand(-1, axes) if places.dim() == 1 else places[:, 0].mT
         where = {at: n for n, at in enumerate(self._looked_at())}
         seen = [where[tuple(at)] for at in coords.tolist()]
-        calls = [
-            replace(c, query=c.query[:, :, seen], key=c.key[:, :, seen], value=c.value[:, :, seen])
-            for c in answer.calls
-        ]
-        for call, whole in zip(calls, answer.calls, strict=True):
-            call.made, call.rest = whole.made, [x[:, :, len(where) :] for x in (whole.query, whole.key)]
-            call.bias = None if whole.bias is None else whole.bias[:, seen]
+        calls = []
+        for call in answer.calls:
+            bias = None if call.bias is None else call.bias[:, seen]
+            query, key, value = (x[:, :, seen] for x in (call.query, call.key, call.value))
+            rest = [x[:, :, len(where) :] for x in (call.query, call.key)]
+            calls.append(replace(call, query=query, key=key, value=value, bias=bias, rest=rest))
         return Answer(calls, answer.tables, places, False)
 
     # -- what is added to patches, and where other tokens are ---------------------------------------------------------
@@ -168,20 +159,17 @@ class Tower(Asked):
         """Where the tokens are that are no patches. ValueError if they are nowhere near the first patch."""
         if not call.rest or not call.rest[0].size(2) or isinstance(scheme, NoPE):
             return []
-        axes = len(self.grid)
-        for place in (0, -1, (self.grid[-1] - 1) / 2):
-            at = Positions(torch.full((1, 1, axes), place), order=torch.zeros(1, 1, dtype=torch.long))
-            encoding = scheme.tokens(at, dtype=torch.float64)
-            ours = encoding.rotate(*(x[:, :, :1] for x in (call.query, call.key)))
-            if all(
-                float((a - b).abs().max()) < 1e-5 * float(b.abs().max()) for a, b in zip(ours, call.rest, strict=True)
-            ):
-                where: dict[float, str] = {
-                    0: "turn as the first patch does",
-                    -1: "turn as a patch before the first row and column would",
-                }
-                middle = "are at the middle of the image, so that angles depend on how many patches it has"
-                return [f"tokens that are no patches, {self.before + self.after} of them, {where.get(place, middle)}"]
+        where: dict[float, str] = {
+            (self.grid[-1] - 1) / 2: "are at the middle of the image, so that angles depend on how many patches it has",
+            0: "turn as the first patch does",
+            -1: "turn as a patch before the first row and column would",
+        }
+        for place, words in where.items():
+            at = Positions(torch.full((1, 1, len(self.grid)), place), order=torch.zeros(1, 1, dtype=torch.long))
+            turned = scheme.tokens(at, dtype=torch.float64).rotate(*(x[:, :, :1] for x in (call.query, call.key)))
+            off = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(turned, call.rest, strict=True)]
+            if max(off) < 1e-5:
+                return [f"tokens that are no patches, {self.before + self.after} of them, {words}"]
         raise ValueError("tokens that are no patches turn neither as the first patch nor as the middle of the image")
 
     def input_of_grid(self, added: Tensor) -> tuple[Scheme | None, list[str]]:
@@ -277,25 +265,15 @@ def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tup
     inner = [config, *(each for each in vars(config).values() if hasattr(each, "model_type"))]
 
     def pair(*keys: str, default: int = 0) -> tuple[int, int]:
-        for each, key in itertools.product(inner, keys):
-            if value := getattr(each, key, None):
-                value = list(value.values()) if isinstance(value, dict) else value
-                return (
-                    (value, value)
-                    if isinstance(value, int)
-                    else tuple(value)[-2:]
-                    if len(value) > 1
-                    else (*value, *value)
-                )
-        return default, default
+        value: Any = next(filter(None, (getattr(each, key, None) for each in inner for key in keys)), default)
+        value = [*value.values()] if isinstance(value, dict) else [value] if isinstance(value, int) else [*value]
+        return value[-min(2, len(value))], value[-1]
 
     patch = pair("patch_size", "tubelet_size", default=16)
     side = math.isqrt(pair("num_patches", "num_position_embeddings", default=256)[0])
     image = pair("image_size", "crop_size", "img_size", default=side * patch[0])
-    channels, frames = (
-        pair("num_channels", "in_channels", "in_chans", default=3)[0],
-        pair("num_frames", "frames_per_clip")[0],
-    )
+    channels = pair("num_channels", "in_channels", "in_chans", default=3)[0]
+    frames = pair("num_frames", "frames_per_clip")[0]
     if min(*image, *patch) < 1:
         raise ValueError(f"its images and patches must be of at least 1 pixel, got {image} and {patch}")
     grid = image[0] // patch[0], image[1] // patch[1]
@@ -328,20 +306,13 @@ def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tup
         "pixel_values_videos": [((1, frames, channels, *image), (steps, *grid))],
         "flattened_patches": [((1, count, flat + 2), grid)],
         "input_features": [((1, mel, longest), ()), ((1, longest, mel), ()), ((mel, longest), ())],
-        "input_values": [
-            ((1, 320 * 200 + 80), ()),
-            ((1, 1, 320 * 200), ()),
-            ((1, getattr(config, "max_length", 0), mel), ()),
-        ],
+        "input_values": [((1, 64_080), ()), ((1, 1, 64_000), ()), ((1, getattr(config, "max_length", 0), mel), ())],
         "past_values": [((1, 64 * length), ())],
     }
-    for shape, of in every_shape.get(next(iter(takes)), []):
+    first = next(iter(takes))
+    needed = {name: more[name] for name, x in takes.items() if name in more and (name in GIVEN or x.default is x.empty)}
+    for shape, of in every_shape.get(first, []):
+        if math.prod(shape) > INPUTS:
+            raise ValueError(f"its input must have at most {INPUTS} numbers, got {tuple(shape)}")
         if all(shape):
-            if math.prod(shape) > INPUTS:
-                raise ValueError(f"its input must have at most {INPUTS} numbers, got {tuple(shape)}")
-            given = {
-                name: more[name]
-                for name, each in takes.items()
-                if name in more and (name in GIVEN or each.default is each.empty)
-            }
-            yield {next(iter(takes)): torch.zeros(shape, dtype=torch.float64), **given}, of
+            yield {first: torch.zeros(shape, dtype=torch.float64), **needed}, of
