@@ -247,7 +247,9 @@ def test_a_step_has_trained_models_that_are_read_when_they_come_into_sight(
 # --- parts of the pictures ------------------------------------------------------------------------------------------
 
 BOUND = {step.name: set(lesson.PART.findall(step.text)) for step in LESSON if lesson.PART.search(step.text)}
-LIT = """name => [...document.querySelectorAll(`[data-part~="${name}"], .control[data-name="${name}"]`)].map((one) => {
+LIT = """([name, also]) => [
+    ...document.querySelectorAll(`[data-part~="${name}"], ${also}[data-name="${name}"]`)
+].map((one) => {
     const { filter, boxShadow } = getComputedStyle(one);
     return filter !== "none" || boxShadow !== "none";
 })"""
@@ -256,20 +258,22 @@ LIT = """name => [...document.querySelectorAll(`[data-part~="${name}"], .control
 @needs_browser
 @pytest.mark.parametrize("name", BOUND)
 def test_a_word_and_its_part_of_the_picture_light_each_other(name: str, page: Watched, address: str) -> None:
-    """By pointer and by keyboard; and of the word nothing else is lit."""
+    """By pointer and by keyboard; and of the word nothing else is lit. A control that is pointed at needs no light."""
     opened(page, address, name)
     for part in {part for _, part in BOUND[name]}:
         word = page.page.locator(f'dfn[data-part="{part}"]').first
-        pictured = page.page.locator(f'.picture [data-part~="{part}"]')
-        assert pictured.count() > 0, f"{part} is not in the picture"
+        pictured = page.page.locator(f':is(.picture [data-part~="{part}"], [data-part~="{part}"]:is(.line, .beneath))')
+        control = page.page.locator(f'.control[data-name="{part}"]')
+        assert pictured.count() or control.count(), f"{part} is not in the picture"
         for use in (word.hover, word.focus):
             use()
-            assert all(page.page.evaluate(LIT, part))
+            assert all(page.page.evaluate(LIT, [part, ".control"]))
             word.blur()
             page.page.mouse.move(0, 0)
-            page.page.wait_for_function(f"name => !({LIT})(name).some(Boolean)", arg=part)
-        pictured.first.dispatch_event("pointerover")
-        assert all(page.page.evaluate(LIT, part))
+            page.page.wait_for_function(f"asked => !({LIT})(asked).some(Boolean)", arg=[part, ".control"])
+        shown = pictured if pictured.count() else control
+        shown.first.dispatch_event("pointerover")
+        assert all(page.page.evaluate(LIT, [part, ".control" if pictured.count() else "dfn"]))
         page.page.mouse.move(0, 1)
 
 
@@ -283,6 +287,9 @@ def test_a_word_and_its_part_of_the_picture_light_each_other(name: str, page: Wa
         ("bias", 0, (0, 70), r"bias\.head=1"),
         ("table", 0, (60, 0), r"table\.position=2\d"),
         ("longer", 1, (60, 0), r"longer\.tokens=1\d+"),
+        ("longer", 4, (-25, 0), r"longer\.tokens=\d+"),
+        ("stretch", 0, (0, -30), r"stretch\.factor=\d+"),
+        ("stretch", 1, (0, -30), r"stretch\.base=\d+"),
         ("clockwork", 1, (0, 40), r"clockwork\.k=\d+"),
     ],
 )
@@ -306,3 +313,43 @@ def test_a_pair_and_a_slope_are_chosen_by_a_click(page: Watched, address: str) -
         opened(page, address, name)
         page.page.locator(".picture .chosen-by-click").nth(number).dispatch_event("click")
         page.page.wait_for_function("state => location.hash.endsWith(state)", arg=state)
+
+
+@needs_browser
+def test_the_skew_goes_on_by_steps_lines_and_keys(page: Watched, address: str, figures: Node) -> None:
+    """Without motion, as these pages are, nothing plays. The address has the moment, and may be anyone's."""
+    opened(page, address, "grid", "&grid.moment=2.5")
+    skew = page.page.locator(".skew")
+    assert skew.get_by_text("Play").is_hidden()
+
+    def reaches(moment: str, said: str) -> None:
+        page.page.wait_for_function("moment => location.hash.endsWith(`grid.moment=${moment}`)", arg=moment)
+        assert skew.locator(".ends").inner_text().startswith(said)
+
+    skew.get_by_text("Step ▸").click()
+    reaches("3", "35: zeros at the end")
+    skew.get_by_text("x = x[:4, 3:]").click()
+    reaches("5", "4 × 4: ")
+    assert skew.locator("[aria-pressed=true]").inner_text() == "x = x[:4, 3:]"
+    skew.locator("input").focus()
+    page.page.keyboard.press("ArrowLeft")
+    reaches("4.95", "4 × 4: ")
+    skew.get_by_text("◂ Step").click()
+    reaches("4", "5 × 7: ")
+    with pytest.raises(AssertionError, match="grid.moment must be from 0 to 5, got 7"):
+        figures("figure", name="grid", state={"moment": 7})
+
+
+@needs_browser
+def test_words_in_another_order_are_read_out_and_undone_where_the_button_stands(page: Watched, address: str) -> None:
+    opened(page, address, "why")
+    page.until_drawn("why-models")
+    card = page.page.locator('[data-figure="why-models"]')
+    button, read = card.get_by_role("button", name="Shuffle the words"), card.locator(".beneath .ends")
+    typed, place = read.inner_text(), button.bounding_box()
+    button.click()
+    page.page.wait_for_function("typed => document.querySelector('.trained .ends').textContent !== typed", arg=typed)
+    assert sorted(read.inner_text().split()[3:]) == sorted(typed.split()[2:])
+    assert button.bounding_box() == place
+    card.locator("select").select_option("only who can prevent forest fires")
+    page.page.wait_for_function("() => document.querySelector('.trained .ends').textContent.endsWith('forest fires')")

@@ -46,40 +46,45 @@ export function swatches(marks) {
 /**
  * Clocks in box, one for each pair. draw(title, pairs, marks), of each pair {trained, turns, words, next}: the turns
  * that it makes from the first token to the last in training and in the text that is shown, what stands under it, and
- * where it stands one token later, if that is to be marked; marks: more colours for the legend.
+ * where it stands one token later, if that is to be marked; marks: more colours for the legend. gripOf(k): the attributes
+ * by which the hand of a pair is dragged, none where it is not.
  */
-export function dials(box, app) {
+export function dials(box, app, gripOf = () => null) {
     const rows = element("div", { class: "dials", role: "img" });
     const key = element("div");
     box.append(element("div", { class: "wide" }, rows, key));
+    const made = [];
     return (title, pairs, marks = []) => {
         const { palette } = app.theme();
         const [known, fresh] = [palette[2], palette[1]];
         key.replaceChildren(swatches([[known, "angles seen in training"], [fresh, "new angles"], ...marks]));
         rows.setAttribute("aria-label", title);
-        rows.replaceChildren(...pairs.map((pair, k) => dial(pair, k, { known, fresh })));
+        pairs.forEach((pair, k) => {
+            if (k === made.length) rows.append((made[k] = dial(k, gripOf(k))).box);
+            made[k].draw(pair, { known, fresh });
+        });
     };
 }
 
-function dial({ trained, turns, words, next }, k, { known, fresh }) {
-    const [seen, most] = [Math.min(trained, 1), Math.min(turns, 1)];
-    const at = (place, radius) => [radius * Math.cos(2 * Math.PI * place), -radius * Math.sin(2 * Math.PI * place)];
-    const [x, y] = at(turns, 15);
-    const [cx, cy] = at(next ?? 0, RADIUS);
-    return element(
-        "div",
-        {},
-        svg(
-            "svg",
-            { viewBox: "-26 -26 52 52" },
+function dial(k, grip) {
+    const sheet = svg("svg", { viewBox: "-26 -26 52 52" }); // it stays, so that a drag goes on while its parts are drawn anew
+    const said = element("span");
+    const draw = ({ trained, turns, words, next }, { known, fresh }) => {
+        const [seen, most] = [Math.min(trained, 1), Math.min(turns, 1)];
+        const at = (place, radius) => [radius * Math.cos(2 * Math.PI * place), -radius * Math.sin(2 * Math.PI * place)];
+        const [x, y] = at(turns, 15);
+        const [cx, cy] = at(next ?? 0, RADIUS);
+        const hand = { "data-part": "hand" };
+        sheet.replaceChildren(
             svg("circle", { r: RADIUS, fill: "none", stroke: "var(--rule)", "stroke-width": 2 }),
-            arc(0, Math.min(seen, most), { stroke: known, "stroke-width": 7 }),
-            arc(seen, most, { stroke: fresh, "stroke-width": 7 }),
-            svg("line", { x2: x, y2: y, stroke: "var(--ink)", "stroke-width": 2 }),
-            next === undefined ? "" : svg("circle", { cx, cy, r: 3, fill: "var(--ink)" }),
-        ),
-        element("b", {}, `pair ${k}`),
-        element("br"),
-        words,
-    );
+            arc(0, Math.min(seen, most), { stroke: known, "stroke-width": 7, "data-part": "ring" }),
+            arc(seen, most, { stroke: fresh, "stroke-width": 7, "data-part": "fresh" }),
+            svg("line", { x2: x, y2: y, stroke: "var(--ink)", "stroke-width": 2, ...hand }),
+            next === undefined ? "" : svg("circle", { cx, cy, r: 3, fill: "var(--ink)", "data-part": "next" }),
+            grip ? svg("circle", { cx: x, cy: y, r: 2.5, fill: "var(--ink)", ...hand }) : "",
+            grip ? svg("circle", { cx: x, cy: y, r: 9, fill: "transparent", ...hand, ...grip }) : "",
+        );
+        said.textContent = words;
+    };
+    return { box: element("div", {}, sheet, element("b", {}, `pair ${k}`), element("br"), said), draw };
 }

@@ -233,7 +233,7 @@ export class Card {
     fail(message) {
         this.error.hidden = !message;
         this.error.textContent = message;
-        this.canvas.classList.toggle("stale", Boolean(message) && !this.refused);
+        for (const one of [this.canvas, this.beneath]) one.classList.toggle("stale", Boolean(message) && !this.refused);
     }
 }
 

@@ -205,31 +205,22 @@ export function ofGrid(scheme, entry, options, family, side, seed = 0) {
     const middle = side >> 1;
     const patches = framed(scheme, axes, side);
     const query = patches.slice(middle * (side + 1), middle * (side + 1) + 1);
-    const scores = numbersOf(scheme, entry, options, family, query, patches, seed);
+    const scoresOf = (keys) => numbersOf(scheme, entry, options, family, query, keys, seed);
+    const scores = scoresOf(patches);
     const x = Float64Array.from({ length: side }, (_, n) => n - middle);
-    const times =
-        axes === 3 &&
-        numbersOf(
-            scheme,
-            entry,
-            options,
-            family,
-            query,
-            new Positions(Array.from(x, (r) => [r, middle, middle])),
-            seed,
-        );
+    const times = axes === 3 && scoresOf(new Positions(Array.from(x, (r) => [r, middle, middle])));
     const of = ({ data, keys }, head) => data.slice(head * keys, (head + 1) * keys);
-    const lines = (head) => {
-        const frame = of(scores, head);
-        const [row, column] = [
-            x.map((r, n) => frame[n * side + middle]),
-            frame.slice(middle * side, (middle + 1) * side),
-        ];
-        return [
-            ...(times ? [{ name: "frames apart", y: of(times, head) }] : []),
-            { name: "rows apart", y: row },
-            { name: "columns apart", y: column },
-        ];
-    };
-    return { x, middle, heads: alike(scores) ? 1 : scores.heads, matrix: (head) => of(scores, head), lines };
+    const matrix = (head) => of(scores, head);
+    const lines = (head) => [...(times ? [{ name: "frames apart", y: of(times, head) }] : []), ...across(matrix(head), side)];
+    return { x, middle, heads: alike(scores) ? 1 : scores.heads, matrix, lines };
+}
+
+/** What the patch in the middle of a frame has along its column and along its row. */
+export function across(frame, side) {
+    const middle = side >> 1;
+    const column = Float64Array.from({ length: side }, (_, n) => frame[n * side + middle]);
+    return [
+        { name: "rows apart", y: column },
+        { name: "columns apart", y: frame.slice(middle * side, (middle + 1) * side) },
+    ];
 }

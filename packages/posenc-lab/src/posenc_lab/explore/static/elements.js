@@ -1,8 +1,10 @@
 // DOM elements in one line.
 
 /** element("p", {class: "see", onclick: f}, "words", another): attributes by name, listeners by "on…". */
-export function element(name, attributes = {}, ...children) {
-    const made = document.createElement(name);
+export const element = (name, attributes = {}, ...children) => dressed(document.createElement(name), attributes, children);
+
+/** The same of an element that is there. */
+export function dressed(made, attributes, children) {
     for (const [key, value] of Object.entries(attributes)) {
         if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
         else if (value === true) made.setAttribute(key, "");

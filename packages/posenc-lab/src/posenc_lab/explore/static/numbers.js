@@ -1,9 +1,9 @@
 // The numbers by which a scheme is drawn that has no JavaScript: most of the catalog, and the user's own. posenc has
 // computed them as the scheme is usually built; other options it is asked for or, in a saved page, the nearest are taken.
 
-import { axesOf, goesBy, ofDistances } from "posenc/effect.js";
+import { across, axesOf, goesBy, ofDistances } from "posenc/effect.js";
 import { SCHEMES } from "posenc/math/catalog.js";
-import { named } from "posenc/options.js";
+import { change, entryOf, named, optionValues, optionsOf } from "posenc/options.js";
 
 /** Whether a scheme is drawn by numbers. */
 export const isByNumbers = ({ name }) => !Object.hasOwn(SCHEMES, name);
@@ -64,11 +64,25 @@ export function valuesOf(entry, name, app) {
 }
 
 /** The options of a saved page's numbers in which one has this value, as a figure's `options` has them. */
-export function settingOf(entry, name, value, app) {
+function settingOf(entry, name, value, app) {
     const [usual, ...others] = app.data.numbers[entry.name];
     const found = [usual, ...others].find(({ options }) => String(options[name]) === String(value)) ?? usual;
     const changed = Object.entries(found.options).filter(([key, x]) => !same(x, usual.options[key]));
     return changed.map(([key, x]) => `${key}:${x === null ? "None" : x}`).join(" ");
+}
+
+/** A figure's `shown`: the options of its scheme, of a saved page those that are drawn. */
+export function shownOptions({ scheme, options: text }, app, sizes = {}) {
+    const entry = entryOf(app, scheme);
+    const options = optionsOf(entry, text, sizes);
+    return optionValues(isByNumbers(entry) && !app.server ? numbersOf(entry, app, options).options : options);
+}
+
+/** A figure's `change` of a scheme's option or another value: a saved page takes the numbers that it has. */
+export function changed(values, name, value, app) {
+    const entry = entryOf(app, values.scheme);
+    if (!name.startsWith("options.") || !isByNumbers(entry) || app.server) return change(values, name, value);
+    return { ...values, options: settingOf(entry, name.replace("options.", ""), value, app) };
 }
 
 /** What a saved page says of its settings, and where it draws others than were asked for. */
@@ -124,8 +138,7 @@ function gridOf({ shape: [heads, keys], data: given, times }, { name }) {
     const x = Float64Array.from({ length: side }, (_, n) => n - middle);
     const lines = (head) => [
         ...(along ? [{ name: name === "cameras" ? "views apart" : "frames apart", y: along.slice(0, side) }] : []),
-        { name: "rows apart", y: x.map((_, n) => matrix(head)[n * side + middle]) },
-        { name: "columns apart", y: matrix(head).slice(middle * side, (middle + 1) * side) },
+        ...across(matrix(head), side),
     ];
     return { x, side, middle, heads, matrix, lines };
 }

@@ -38,13 +38,13 @@ export const count = (value) => value.toLocaleString("en");
 /**
  * A rectangle of a drawing with a scale for x and for y, a title above it, and ticks.
  * @param {{left, top, width, height, x: [number, number], y: [number, number], title?: string, xTicks?: number[],
- *   yTicks?: number[], xLabel?: string}} options
+ *   yTicks?: number[], yWords?: Function, xLabel?: string}} options yWords: what stands at a tick
  * @returns {{parts: SVGElement[], X: Function, Y: Function, at: Function, path: Function, dots: Function, bar: Function}}
  *   at(x, y): the values at a point; path(ys, look, step, stairs): a line through the values at x = 0, step, 2 step, ..,
  *   or level around each; dots(ys, fill): a dot at each of 0, 1, ..; bar(x, width, value, look): from 0 to the value, x
  *   and width in pixels
  */
-export function panel({ left, top, width, height, x, y, title = "", xTicks = [], yTicks = [], xLabel = "" }) {
+export function panel({ left, top, width, height, x, y, title = "", xTicks = [], yTicks = [], yWords, xLabel = "" }) {
     const X = (value) => left + ((value - x[0]) / (x[1] - x[0])) * width;
     const Y = (value) => top + height - ((value - y[0]) / (y[1] - y[0])) * height;
     const at = (px, py) => [x[0] + ((px - left) / width) * (x[1] - x[0]), y[0] + ((top + height - py) / height) * (y[1] - y[0])];
@@ -57,7 +57,7 @@ export function panel({ left, top, width, height, x, y, title = "", xTicks = [],
         ]),
         ...yTicks.flatMap((value) => [
             line(left, Y(value), left + width, Y(value)),
-            words(left - 5, Y(value) + LETTERS / 3, tick(value), { "text-anchor": "end" }),
+            words(left - 5, Y(value) + LETTERS / 3, (yWords ?? tick)(value), { "text-anchor": "end" }),
         ]),
         words(left, top - 6, title, { fill: "var(--ink)" }),
         words(left + width, top + height + 6 + 2 * LETTERS, xLabel, { "text-anchor": "end" }),

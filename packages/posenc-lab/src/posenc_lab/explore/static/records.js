@@ -50,6 +50,12 @@ export const command = (app, number) => {
     return `# posenc explore --records ${set.name}`;
 };
 
+/** The means of a curve of records and their intervals, as a line of a plot has them. */
+export function bandOf(points) {
+    const [y, low, high] = [0, 1, 2].map((part) => points.map((point) => point[part] ?? NaN));
+    return { y, low, high, markers: true };
+}
+
 const LEAST_SEEDS = 3; // fewer give no verdict
 
 /** Where records come from, and what they decide: seeds, steps and text, and the verdict or why there is none. */

@@ -19,6 +19,24 @@ export const takes = ({ axes, name }) => ["one", "any"].includes(axes) && name !
 /** Whether no word sees those after it: as the user says, or as the scheme, so built, has to have it. */
 export const isCausal = (state, { entry, options }) => state.causal || isForDecoders(entry, options);
 
+/** Sentences to begin with: "the rock" early and late, and words whose order is what they say. */
+const SENTENCES = [
+    "the wave wore the rock down while the rock stood",
+    "the rock stood while the wave wore down",
+    "the wave wore down while the rock stood",
+    "only who can prevent forest fires",
+    "who can prevent forest fires only",
+    "The quick brown fox",
+    "fox brown quick The",
+];
+
+/** The control that picks one, or `usual`, which a figure begins with; a text of one's own is among them. */
+export function picking(text, usual = SENTENCES[0]) {
+    const name = (value) => (value.length > 60 ? `${value.slice(0, 40)}…` : value);
+    const choices = [...new Set([usual, ...SENTENCES, text])].map((value) => ({ value, name: name(value) }));
+    return { name: "text", label: "sentence", kind: "choice", choices };
+}
+
 /** {words, order, entry, options, scheme, learned, parameters} of a state. */
 export function chosen({ text, word, order: places, scheme: name, options: said, spread }, app) {
     const words = wordsOf(text);

@@ -1,15 +1,10 @@
 // SVG elements in one line, as elements.js has those of the page. Colours are the style sheet's: "var(--ink)".
 
+import { dressed } from "posenc/elements.js";
+
 /** svg("rect", {x: 0, fill: "var(--ink)"}, child): attributes by name, listeners by "on…". */
-export function svg(name, attributes = {}, ...children) {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) {
-        if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
-        else if (value !== undefined) made.setAttribute(key, value);
-    }
-    made.append(...children);
-    return made;
-}
+export const svg = (name, attributes = {}, ...children) =>
+    dressed(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 
 /** Draws again when the width of a box changes: draw(width). Gives a function that draws now. */
 export function atEachWidth(box, draw) {

@@ -4,7 +4,7 @@ import { element } from "posenc/elements.js";
 import { Matrix, dot } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
 import { randn, randnPython } from "posenc/math/special.js";
-import { isByNumbers, noteOf, numbersOf, settingOf, usualOf, valuesOf } from "posenc/numbers.js";
+import { changed, isByNumbers, noteOf, numbersOf, usualOf, valuesOf } from "posenc/numbers.js";
 import * as options from "posenc/options.js";
 import { remembered } from "posenc/remembered.js";
 import { added, use } from "posenc/use.js";
@@ -34,12 +34,8 @@ export function ownControls(values, app) {
 }
 
 /** What moving a control makes of the values. */
-export function change(values, name, value, app) {
-    const entry = values.scheme !== MINILM && options.entryOf(app, values.scheme);
-    if (entry && name.startsWith("options.") && isByNumbers(entry) && !app.server)
-        return { ...values, options: settingOf(entry, name.replace("options.", ""), value, app) };
-    return options.change(values, name, value);
-}
+export const change = (values, name, value, app) =>
+    values.scheme === MINILM ? options.change(values, name, value) : changed(values, name, value, app);
 
 export const shown = (values, app) =>
     values.scheme === MINILM ? {} : options.optionValues(setting(values, app).options);

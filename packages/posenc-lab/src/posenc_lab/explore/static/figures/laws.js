@@ -144,30 +144,15 @@ function measurement({ entry, law }, columns, app) {
     const isLaw = !head.endsWith("?");
     const claimed = isLaw ? `${entry.claims.includes(law) ? "Claimed" : "Not claimed"} by the catalog. ` : "";
     const { dim, num_heads: heads, head_dim: width, max_positions: positions } = app.data.measured_at;
-    return element(
-        "tr",
-        { id: "measurement" },
-        element(
-            "td",
-            { colspan: String(columns) },
-            element(
-                "div",
-                { class: "measurement" },
-                element("p", {}, element("strong", {}, `${entry.title}, ${head}: ${found.cell}. `), `${found.words}.`),
-                element(
-                    "p",
-                    {},
-                    isLaw ? `The law: ${says}. ` : `${says} `,
-                    claimed,
-                    found.value === null ? "" : `The value in full: ${found.value}.`,
-                ),
-                element(
-                    "p",
-                    {},
-                    `Measured in a model ${dim} wide, ${heads} heads of ${width} channels, up to ${positions.toLocaleString("en")} positions, in float64 unless it says otherwise: `,
-                    element("code", {}, `posenc laws --schemes ${entry.name}`),
-                ),
-            ),
-        ),
-    );
+    const sizes = `${dim} wide, ${heads} heads of ${width} channels, up to ${positions.toLocaleString("en")} positions`;
+    const lines = [
+        [element("strong", {}, `${entry.title}, ${head}: ${found.cell}. `), `${found.words}.`],
+        [isLaw ? `The law: ${says}. ` : `${says} `, claimed, found.value === null ? "" : `The value in full: ${found.value}.`],
+        [
+            `Measured in a model ${sizes}, in float64 unless it says otherwise: `,
+            element("code", {}, `posenc laws --schemes ${entry.name}`),
+        ],
+    ].map((words) => element("p", {}, ...words));
+    const said = element("div", { class: "measurement" }, ...lines);
+    return element("tr", { id: "measurement" }, element("td", { colspan: String(columns) }, said));
 }

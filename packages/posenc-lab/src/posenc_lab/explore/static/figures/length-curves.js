@@ -2,7 +2,7 @@
 
 import { dropping } from "posenc/dropping.js";
 import { element, row, scroller, tableOf } from "posenc/elements.js";
-import { chosen, command, control, source } from "posenc/records.js";
+import { bandOf, chosen, command, control, source } from "posenc/records.js";
 
 const LIMITS = {
     text: "A loss that stays low past the trained length does not show that the far context is used; only a loss of the final tokens below the dashed line does. These are small models, trained briefly on one text; on yours the order may be different.",
@@ -68,7 +68,6 @@ export const figure = {
             const dashes = new Set();
             const there = Object.entries(curves).filter(([, points]) => points.some(([mean]) => mean !== null));
             const series = there.map(([name, points], n) => {
-                const of = (part) => points.map((point) => point[part] ?? NaN);
                 const { color = palette[n % palette.length], dash } =
                     app.data.looks[name]?.[dark ? "dark" : "light"] ?? {};
                 const isAlike = dashes.has(String(dash)); // then a dash by the order: colour alone tells too little
@@ -77,10 +76,7 @@ export const figure = {
                     name,
                     color,
                     dash: isAlike ? undefined : dash,
-                    y: of(0),
-                    low: of(1),
-                    high: of(2),
-                    markers: true,
+                    ...bandOf(points),
                     isChosen: FIRST.includes(name),
                 };
             });

@@ -5,7 +5,7 @@ import { having } from "posenc/models.js";
 import { agreed, apart, entryOf } from "posenc/options.js";
 import { shown } from "posenc/panel.js";
 import { remembered } from "posenc/remembered.js";
-import { shuffled } from "posenc/sentence.js";
+import { picking, shuffled } from "posenc/sentence.js";
 
 const MOST = 640; // bytes of a text
 const RUN = 24; // bytes of a mean along the text
@@ -35,11 +35,13 @@ function reordered(text, seed, length) {
     return made.join("");
 }
 
+/** By what YaRN stretches: the least power of 2 with which so many tokens are none too many. */
+const factorOf = (tokens, app) => 2 ** Math.ceil(Math.log2(Math.max(tokens / trainedOf(app), 2)));
+
 /** The models of a state: {name, value, title, scaling}. */
 function chosen({ yarn }, tokens, app) {
     const all = Object.keys(app.data.models.models).map((name) => ({ name, value: name, title: entryOf(app, name).title }));
-    const factor = 2 ** Math.ceil(Math.log2(Math.max(tokens / trainedOf(app), 2)));
-    const scaling = { kind: YARN, factor, original_length: trainedOf(app) };
+    const scaling = { kind: YARN, factor: factorOf(tokens, app), original_length: trainedOf(app) };
     const scaled = { name: "rope", value: YARN, title: "RoPE with YaRN", scaling };
     return all.flatMap((one) => (yarn && one.name === "rope" ? [one, scaled] : [one]));
 }
@@ -105,7 +107,7 @@ const along = (bits) => Float64Array.from(bits, (_, n) => mean(bits.slice(Math.m
 
 /** What each byte costs each model, along the text; a function that draws it. */
 function curves(box, app, marksByte) {
-    const axes = { xLabel: "byte of the text", yLabel: `bits per byte, mean of ${RUN}` };
+    const axes = { xLabel: "byte of the text", yLabel: `bits per byte, over ${RUN} bytes` };
     const chart = app.lines(box, { label: "loss along the text", ...axes, height: 240 });
     return ({ models, length, bytes, place }) => {
         const x = Array.from({ length: bytes.length - 1 }, (_, n) => n + 2);
@@ -132,10 +134,11 @@ export const figure = {
         const tokens = bytesOf(state.text).length;
         const models = chosen(state, tokens, app).map(({ value, title }) => ({ value, name: title }));
         const all = [
+            ...(this.picks ? [picking(state.text, this.defaults.text)] : []),
             { name: "text", label: `text, up to ${MOST} bytes`, kind: "area", longest: MOST },
             { name: "shuffle", label: "Shuffle the words", kind: "button", value: (n) => n + 1 },
-            ...(state.shuffle ? [{ name: "shuffle", label: "As typed", kind: "button", value: () => 0 }] : []),
-            { name: "yarn", label: "YaRN on RoPE", kind: "check" },
+            { name: "shuffle", label: "As typed", kind: "button", value: () => 0 },
+            { name: "yarn", label: `YaRN on RoPE, factor ${factorOf(tokens, app)}`, kind: "check" },
             { name: "model", label: "letters and attention of", kind: "choice", choices: models },
             { name: "byte", label: "byte", kind: "range", min: 1, max: Math.max(tokens, 2) },
         ];
@@ -181,7 +184,8 @@ export const figure = {
         const frame = element("div", { class: "scroll" }, legend);
         const { layers, heads } = app.data.models.configuration;
         const labels = { rowLabel: `${layers} layers of ${heads} heads`, columnLabel: "byte looked at", size: 700 };
-        const parts = { letters, table, attention: frame };
+        const order = element("p", { class: "ends" });
+        const parts = { order, letters, table, attention: frame };
         app.beneath().append(...this.parts.flatMap((part) => parts[part] ?? []));
         const map = app.heat(frame, { label: "attention", ...labels });
         letters.addEventListener("click", ({ target }) => target.dataset.byte && app.set({ byte: Number(target.dataset.byte) }));
@@ -190,6 +194,7 @@ export const figure = {
             plot(numbers);
             const one = models.find(({ value }) => value === state.model) ?? models[0];
             letters.replaceChildren(...lettersOf(numbers, one));
+            order.textContent = `${state.shuffle ? "Shuffled, they read" : "They read"}: ${numbers.text}`;
             table.replaceChildren(means(numbers, !has("letters")));
             if (!has("attention")) return;
             const at = (n) => seen(bytes.slice(n, n + 1));
@@ -224,7 +229,8 @@ export const figure = {
         if (scaled && bytes.length > length) {
             said.push(
                 `With YaRN, factor ${scaled.scaling.factor} and no further training, RoPE's loss past it is ` +
-                    `${shown(scaled.outside, 2)} instead of ${shown(plain.outside, 2)}.`,
+                    `${shown(scaled.outside, 2)} bits instead of ${shown(plain.outside, 2)}. It has a price: up to byte ${length} ` +
+                    `the loss is ${shown(scaled.inside, 2)} instead of ${shown(plain.inside, 2)}.`,
             );
         }
         if (state.shuffle) {

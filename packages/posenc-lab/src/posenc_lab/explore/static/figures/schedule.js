@@ -2,7 +2,7 @@
 
 import { element, row, scroller, tableOf } from "posenc/elements.js";
 import { entryOf } from "posenc/options.js";
-import { count } from "posenc/panel.js";
+import { count, words } from "posenc/panel.js";
 import { atEachWidth, svg } from "posenc/svg.js";
 import { attended } from "posenc/use.js";
 
@@ -110,20 +110,19 @@ export const figure = {
         };
         const paint = atEachWidth(picture, (width) => {
             if (!now) return;
-            const {
-                numbers: { kinds, layers },
-                query,
-                layer,
-            } = now;
+            const { query, layer } = now;
+            const { kinds, layers } = now.numbers;
             const reach = width - GUTTER - 4;
             const place = (key) => GUTTER + (reach * key) / (query + 1);
             const { palette } = app.theme();
             const rows = Array.from(layers, (number, n) => {
-                const {
-                    letter: name,
-                    seen: [first, last],
-                } = kinds[number];
-                const y = n * ROW + 2;
+                const { letter: name, seen } = kinds[number];
+                const [y, isChosen] = [n * ROW + 2, n === layer];
+                const [left, right] = [place(seen[0]), place(seen[1] + 1)];
+                const look = { "text-anchor": "end", "font-size": 11, "font-weight": isChosen ? 700 : 400, fill: "var(--ink)" };
+                const middle = { y1: y + ROW / 2, y2: y + ROW / 2, stroke: "var(--faint)", "stroke-dasharray": "1 3" };
+                const bar = { x: left, y: y + 2, width: Math.max(right - left, 2), height: ROW - 4 };
+                const fill = palette[number % palette.length];
                 return svg(
                     "g",
                     {
@@ -131,48 +130,20 @@ export const figure = {
                         onclick: () => app.set({ layer: n }),
                         style: "cursor: pointer",
                     },
-                    svg("rect", { x: 0, y, width, height: ROW, fill: n === layer ? "var(--rule)" : "transparent" }),
-                    svg(
-                        "text",
-                        {
-                            x: GUTTER - 8,
-                            y: y + 10.5,
-                            "text-anchor": "end",
-                            "font-size": 11,
-                            "font-weight": n === layer ? 700 : 400,
-                            fill: "var(--ink)",
-                        },
-                        `${n === layer ? "▸ " : ""}${n} ${name}`,
-                    ),
-                    svg("line", {
-                        x1: GUTTER,
-                        x2: GUTTER + reach,
-                        y1: y + ROW / 2,
-                        y2: y + ROW / 2,
-                        stroke: "var(--faint)",
-                        "stroke-dasharray": "1 3",
-                    }),
-                    svg("rect", {
-                        x: place(first),
-                        y: y + 2,
-                        width: Math.max(place(last + 1) - place(first), 2),
-                        height: ROW - 4,
-                        fill: palette[number % palette.length],
-                        stroke: "var(--ink)",
-                        "stroke-width": n === layer ? 1.5 : 0,
-                    }),
+                    svg("rect", { x: 0, y, width, height: ROW, fill: isChosen ? "var(--rule)" : "transparent" }),
+                    words(GUTTER - 8, y + 10.5, `${isChosen ? "▸ " : ""}${n} ${name}`, look),
+                    svg("line", { x1: GUTTER, x2: GUTTER + reach, ...middle }),
+                    svg("rect", { ...bar, fill, stroke: "var(--ink)", "stroke-width": isChosen ? 1.5 : 0 }),
                 );
             });
             const foot = layers.length * ROW + 18;
-            const label = (x, anchor, words) =>
-                svg("text", { x, y: foot, "text-anchor": anchor, "font-size": 12, fill: "var(--faint)" }, words);
             picture.replaceChildren(
                 svg(
                     "svg",
                     { width, height: foot + 6, "aria-hidden": "true", style: "display: block" },
                     ...rows,
-                    label(GUTTER, "start", "key 0"),
-                    label(GUTTER + reach, "end", `query ${count(query)}`),
+                    words(GUTTER, foot, "key 0"),
+                    words(GUTTER + reach, foot, `query ${count(query)}`, { "text-anchor": "end" }),
                 ),
             );
         });

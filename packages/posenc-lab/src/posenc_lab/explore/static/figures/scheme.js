@@ -4,6 +4,7 @@ import {
     MOST,
     SCORES,
     WHAT,
+    across,
     axesOf,
     callOf,
     familyOf,
@@ -16,7 +17,7 @@ import { comparedOf, isDrawn, pythonOf } from "posenc/effect_python.js";
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
-import { effectOf, isByNumbers, noteOf, numbersOf, settingOf, usualOf, valuesOf } from "posenc/numbers.js";
+import { changed, effectOf, isByNumbers, noteOf, numbersOf, shownOptions, usualOf, valuesOf } from "posenc/numbers.js";
 import * as given from "posenc/options.js";
 import { remembered } from "posenc/remembered.js";
 import { ordered } from "posenc/theme.js";
@@ -142,11 +143,9 @@ export const figure = {
     change(values, name, value, app) {
         const entry = given.entryOf(app, values.scheme);
         const key = name.replace("options.", "");
-        let next = given.change(values, name, value);
+        let next = changed(values, name, value, app);
         if (name !== "scheme" && !name.startsWith("options.")) return next;
-        if (key !== name && isByNumbers(entry) && !app.server) {
-            next = { ...values, options: settingOf(entry, key, value, app) };
-        } else {
+        if (!isByNumbers(entry) || app.server) {
             const beside = BESIDE[values.scheme]?.[key]?.(value, given.optionsOf(entry, values.options)) ?? "";
             for (const part of beside.split(" ").filter(Boolean))
                 next = given.change(next, `options.${part.split(":")[0]}`, part.split(":")[1]);
@@ -154,11 +153,7 @@ export const figure = {
         const { heads, most } = extentOr({ ...next, tokens: Math.min(next.tokens, MOST) }, app);
         return { ...next, head: Math.min(next.head, heads), tokens: most ? Math.min(next.tokens, most) : next.tokens };
     },
-    shown(values, app) {
-        const entry = given.entryOf(app, values.scheme);
-        const options = given.optionsOf(entry, values.options);
-        return given.optionValues(isByNumbers(entry) && !app.server ? numbersOf(entry, app, options).options : options);
-    },
+    shown: shownOptions,
     values(state, app) {
         const one = chosen(state, app);
         const sizes = sizesOf(one, state);
@@ -330,11 +325,7 @@ function grid(one, { side, head, weighed: asWeights }) {
         columnLabel: "column (patch)",
         said: `the query in row ${middle}, column ${middle} and every patch`,
     };
-    const across = [
-        { name: "rows apart", y: x.map((_, n) => data[n * side + middle]) },
-        { name: "columns apart", y: data.slice(middle * side, (middle + 1) * side) },
-    ];
-    const series = isWeighed ? across : lines(which);
+    const series = isWeighed ? across(data, side) : lines(which);
     return {
         heads,
         map,

@@ -3,9 +3,9 @@
 import { isForDecoders } from "posenc/effect.js";
 import { element, row, scroller, tableOf } from "posenc/elements.js";
 import { Positions } from "posenc/math/positions.js";
-import { isByNumbers, numbersOf, settingOf, usualOf, valuesOf } from "posenc/numbers.js";
+import { changed, isByNumbers, shownOptions, usualOf, valuesOf } from "posenc/numbers.js";
 import * as given from "posenc/options.js";
-import { FIXED, HEADS, MOST, SIZES, chosen, isCausal, python, shifted, shuffled, takes, values } from "posenc/sentence.js";
+import { FIXED, HEADS, MOST, SIZES, chosen, isCausal, picking, python, shifted, shuffled, takes, values } from "posenc/sentence.js";
 import { use } from "posenc/use.js";
 import { wordsOf } from "posenc/words.js";
 
@@ -45,7 +45,8 @@ export const figure = {
         const learns = Object.keys(given.learnedOf(entry, options)).length > 0;
         const move = (name, label) => ({ name: "order", label, kind: "button", value: () => name });
         return [
-            { name: "text", label: `sentence, up to ${MOST} words`, kind: "text", longest: 240 },
+            picking(state.text),
+            { name: "text", label: `or your own, up to ${MOST} words`, kind: "text", longest: 240 },
             given.schemeControl(app, {
                 filter: takes,
                 missing: (one) => (isByNumbers(one) ? usualOf(one, app).kept.missing : ""),
@@ -67,9 +68,6 @@ export const figure = {
         ];
     },
     change(state, name, value, app) {
-        const entry = given.entryOf(app, state.scheme);
-        if (name.startsWith("options.") && isByNumbers(entry) && !app.server)
-            return { ...state, options: settingOf(entry, name.replace("options.", ""), value, app) };
         if (name === "text")
             return {
                 ...state,
@@ -77,7 +75,7 @@ export const figure = {
                 order: "",
                 word: Math.max(0, Math.min(state.word, wordsOf(value).length - 1)),
             };
-        if (name !== "order") return given.change(state, name, value);
+        if (name !== "order") return changed(state, name, value, app);
         const typed = wordsOf(state.text).map((_, n) => n);
         const order = state.order ? state.order.split(",").map(Number) : typed;
         if (value === "typed") return { ...state, order: "" };
@@ -86,11 +84,7 @@ export const figure = {
         const made = shifted(order, order.indexOf(state.word), state.pair ? 2 : 1, value === "left" ? -1 : 1).join();
         return { ...state, order: made === typed.join() ? "" : made };
     },
-    shown(state, app) {
-        const entry = given.entryOf(app, state.scheme);
-        const options = given.optionsOf(entry, state.options, SIZES);
-        return given.optionValues(isByNumbers(entry) && !app.server ? numbersOf(entry, app, options).options : options);
-    },
+    shown: (state, app) => shownOptions(state, app, SIZES),
     values,
     use(state, app) {
         const one = chosen(state, app);

@@ -195,6 +195,7 @@ export const trained = models("bias", { text: SHORT, model: "alibi", byte: 120 }
     title: "Where the heads of trained models look",
     see: "ALiBi's steepest head, the first of each layer, sees only the last few bytes, in every text. Choose another model, and click a letter.",
     asked: ["text", "model", "byte"],
+    picks: true,
     parts: ["letters", "attention"],
 });
 

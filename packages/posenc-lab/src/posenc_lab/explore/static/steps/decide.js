@@ -19,6 +19,8 @@ export const figure = {
     line: (given, { data }) => answerOf(given, data.choosing).code,
     mount(box, app) {
         const [head, line] = [element("div", { class: "wide" }), code()];
+        line.box.dataset.part = "code";
+        app.beneath().dataset.part = "evidence";
         box.append(head);
         return (given, { answer, tables, strengths }) => {
             const [start, ...evidence] = firstChoice(answer, tables, strengths);

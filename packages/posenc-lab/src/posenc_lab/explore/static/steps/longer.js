@@ -1,7 +1,7 @@
 // Step 8: a text longer than those of training. What is new to ALiBi, to T5 and to RoPE.
 
 import { checkAngles, dials } from "posenc/angles.js";
-import { dragged } from "posenc/drag.js";
+import { dragged, turnedTo } from "posenc/drag.js";
 import { element, row, scroller, tableOf } from "posenc/elements.js";
 import { trained as models } from "posenc/figures/models.js";
 import { slopes } from "posenc/math/score/alibi.js";
@@ -9,13 +9,15 @@ import { T5 } from "posenc/math/score/t5.js";
 import { frequencies } from "posenc/math/phases.js";
 import { entryOf } from "posenc/options.js";
 import { colorOf, count, drawing, panel, shown } from "posenc/panel.js";
-import { every } from "posenc/records.js";
+import { bandOf, every } from "posenc/records.js";
 import { svg } from "posenc/svg.js";
 
 export const [TRAINED, DIM, BASE] = [2048, 16, 10000]; // 8 pairs: few enough to see each
 const [LEAST, MOST, STEP, HEADS, BUCKETS] = [TRAINED / 2, 8 * TRAINED, 128, 8, 32];
 const PAIR = 6; // the one that the question asks for
 const SCHEMES = ["rope", "alibi", "t5"];
+
+const THETA = frequencies(DIM, BASE);
 
 /** What is new to each family past the trained length. */
 const CAUSES = {
@@ -47,21 +49,20 @@ function measured(app) {
 
 /** ALiBi's bias and T5's bucket up to the distance `far`, on scales that do not move. Training is shaded, and what is
  * new past it has a colour of its own. */
-function curves(width, { far, bias, bucket }, app) {
+function curves(width, { far, bias, bucket }, steps, app) {
     const [room, { palette }] = [width / 2, app.theme()];
-    const steps = { now: () => (far + 1) / STEP, min: LEAST / STEP, max: MOST / STEP, set: (n) => app.set({ tokens: n * STEP }) };
-    const one = (left, { title, at, y, yTicks, color }) => {
+    const one = (left, { title, at, ends: y, color, part }) => {
         const box = { left: left + 32, top: 18, width: room - 56, height: 72 };
-        const { parts, X, Y, at: valueAt, path } = panel({ ...box, x: [0, MOST], y, title, xTicks: [TRAINED, MOST], yTicks });
+        const { parts, X, Y, at: valueAt, path } = panel({ ...box, x: [0, MOST], y, title, xTicks: [TRAINED, MOST], yTicks: y });
         const upTo = (distance) => Array.from({ length: 1 + Math.round(distance / STEP) }, (_, n) => at(n * STEP));
         const seen = { x: X(0), y: box.top, width: X(TRAINED) - X(0), height: box.height, fill: "var(--rule)" };
         const handle = dragged({ ...steps, place: (x, y) => valueAt(x, y)[0] / STEP, jumps: true });
         return [
             svg("rect", seen),
             ...parts,
-            path(upTo(far), { stroke: color, "stroke-width": 3 }, STEP),
-            path(upTo(Math.min(far, TRAINED)), { stroke: palette[2], "stroke-width": 3 }, STEP),
-            svg("circle", { cx: X(far), cy: Y(at(far)), r: 4.5, fill: far < TRAINED ? palette[2] : color }),
+            path(upTo(far), { stroke: color, "stroke-width": 3, "data-part": part }, STEP),
+            path(upTo(Math.min(far, TRAINED)), { stroke: palette[2], "stroke-width": 3, "data-part": part }, STEP),
+            svg("circle", { cx: X(far), cy: Y(at(far)), r: 4.5, fill: far < TRAINED ? palette[2] : color, "data-part": "tokens" }),
             svg("rect", { ...seen, width: box.width, fill: "transparent", style: "touch-action: pan-y", ...handle }),
         ];
     };
@@ -69,16 +70,16 @@ function curves(width, { far, bias, bucket }, app) {
         ...one(0, {
             title: `ALiBi's bias: ${shown(bias, 1)}`,
             at: biasOf,
-            y: [biasOf(MOST), 0],
-            yTicks: [biasOf(MOST), 0],
+            ends: [biasOf(MOST), 0],
             color: palette[1],
+            part: "alibi",
         }),
         ...one(room, {
             title: `T5's bucket: ${bucket}`,
             at: (distance) => t5.bucket(-distance),
-            y: [0, BUCKETS],
-            yTicks: [0, BUCKETS - 1],
+            ends: [0, BUCKETS - 1],
             color: palette[2],
+            part: "bucket",
         }),
     ];
 }
@@ -93,9 +94,8 @@ export const figure = {
     another: { tokens: 8192 },
     controls: [{ name: "tokens", label: "tokens of the text", kind: "range", min: LEAST, max: MOST, step: STEP }],
     values({ tokens }) {
-        const theta = frequencies(DIM, BASE);
         const far = tokens - 1;
-        const [trained, turns] = [TRAINED - 1, far].map((distance) => theta.map((x) => (distance * x) / (2 * Math.PI)));
+        const [trained, turns] = [TRAINED - 1, far].map((distance) => THETA.map((x) => (distance * x) / (2 * Math.PI)));
         return {
             far,
             trained,
@@ -120,18 +120,27 @@ export const figure = {
     check: (state, { far, turns }, app) =>
         checkAngles({ dim: DIM, base: BASE, position: far, angles: turns.map((x) => 2 * Math.PI * x) }, app),
     mount(box, app) {
+        let last = LEAST; // tokens
+        const range = { min: LEAST / STEP, max: MOST / STEP, set: (n) => app.set({ tokens: n * STEP }) };
+        const steps = { ...range, now: () => last / STEP };
+        /** A hand is dragged, of a pair that is slower than a step: the distance is its angle, divided by the speed. */
+        const gripOf = (k) => {
+            const place = (x, y, n) => (turnedTo(Math.atan2(-y, x), THETA[k], n * STEP - 1) + 1) / STEP;
+            return THETA[k] * STEP < Math.PI ? dragged({ ...steps, place }) : null;
+        };
         const plots = drawing(box, (width, numbers) => ({
             height: 108,
-            parts: curves(width, numbers, app),
+            parts: curves(width, numbers, steps, app),
             label: `ALiBi's bias and T5's bucket up to distance ${count(numbers.far)}`,
         }));
-        const clocks = dials(box, app);
+        const clocks = dials(box, app, gripOf);
         const said = element("p", { class: "ends" });
         app.beneath().append(said);
         const axes = { xLabel: "tokens", yLabel: "", logX: true, height: 200 };
         const chart = measured(app) && app.lines(app.beneath(), { label: "measured loss by length", ...axes });
         app.beneath().append(whyOf(app));
         return ({ tokens }, numbers) => {
+            last = tokens;
             plots(numbers);
             // Rounded down: 0.998 is not a turn yet.
             const short = (x) => (x < 10 ? (Math.floor(100 * x) / 100).toFixed(2) : count(Math.floor(x)));
@@ -179,23 +188,22 @@ function drawMeasured(chart, said, tokens, app) {
         return;
     }
     const { set, lengths, curves, task } = found;
-    const series = SCHEMES.map((name) => {
-        const of = (part) => curves[name].map((point) => point[part] ?? NaN);
-        const { title } = entryOf(app, name);
-        return { name: title, color: colorOf(app, name), y: of(0), low: of(1), high: of(2), markers: true };
-    });
+    const series = SCHEMES.map((name) => ({
+        ...{ name: entryOf(app, name).title, color: colorOf(app, name) },
+        ...bandOf(curves[name]),
+    }));
     const times = Number((tokens / TRAINED).toFixed(2));
     const trainings = Math.min(...SCHEMES.map((name) => set.seeds[name]));
     said.textContent =
-        `Measured on “${set.name}”: small models, trained on texts of ${count(set.trained)} tokens, ` +
-        `${trainings === 1 ? "once" : `${trainings} times`} each. ` +
-        `The mark is at ${times} times that length. Bands are 95 % intervals.`;
+        `The picture above is of ${count(TRAINED)} tokens; measured are small models, on texts of ${count(set.trained)} ` +
+        `${task.lengths} (“${set.name}”), each trained ${trainings === 1 ? "once" : `${trainings} times`}. The mark is at ` +
+        `${times} times their length too. ${task.better[0].toUpperCase() + task.better.slice(1)} is better; bands are 95 % intervals.`;
     chart.draw(lengths, series, {
         marks: [{ x: Math.min(times * set.trained, lengths.at(-1)) }],
         x: [lengths[0] / 1.15, lengths.at(-1) * 1.15],
         ticks: lengths,
         xLabel: task.lengths,
-        yLabel: `${task.unit}, ${task.better} is better`,
+        yLabel: task.unit,
     });
 }
 

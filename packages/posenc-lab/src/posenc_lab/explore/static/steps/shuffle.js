@@ -3,7 +3,7 @@
 import { figure as models, SHORT } from "posenc/figures/models.js";
 
 const { defaults } = models;
-export const figure = { ...models, name: "shuffle", defaults: { ...defaults, text: SHORT, byte: 60 } };
+export const figure = { ...models, name: "shuffle", picks: true, defaults: { ...defaults, text: SHORT, byte: 60 } };
 
 export const predict = { shuffle: 1 };
 

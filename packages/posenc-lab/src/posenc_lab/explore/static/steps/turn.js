@@ -172,7 +172,7 @@ function arrowsIn(app, { left, top, side }, state, { arrows, between }) {
         return svg("path", { d, fill: "none", stroke: color[which], "stroke-width": 1.5, "data-part": "theta" });
     };
     const both = ["query", "key"];
-    const angles = `q turned by ${turned(query, pair)}, k by ${turned(key, pair)}; between them ${degrees(between)}`;
+    const said = { turned: `q turned by ${turned(query, pair)}, k by ${turned(key, pair)}`, between: `between them ${degrees(between)}` };
     return [
         words(left, top - 6, `pair ${pair} of channels`, { fill: "var(--ink)", "data-part": "pair" }),
         svg("circle", { cx: x, cy: y, r: radius, fill: "none", stroke: "var(--rule)" }),
@@ -181,7 +181,8 @@ function arrowsIn(app, { left, top, side }, state, { arrows, between }) {
         turn("key", 0.9 * radius),
         svg("path", { d: arc, fill: "none", stroke: "var(--ink)", "stroke-width": 2, "data-part": "angle" }),
         ...both.flatMap((which) => [...arrow(which), name(which)]),
-        words(left, top + side + 34, angles, { fill: "var(--ink)", "data-part": "angle" }),
+        words(left, top + side + 31, said.turned, { fill: "var(--ink)", "data-part": "theta" }),
+        words(left, top + side + 46, said.between, { fill: "var(--ink)", "data-part": "angle" }),
         ...both.map(handle),
     ];
 }

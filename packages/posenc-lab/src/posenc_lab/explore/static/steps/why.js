@@ -111,7 +111,8 @@ export const figure = {
         );
         const cells = () => MASKS.map(() => WORDS.map(() => element("div")));
         const [given, now] = [cells(), cells()];
-        const rows = (of) => MASKS.map(({ name }, mask) => row(name, of[mask]));
+        const called = ({ name, causal }) => element("span", { "data-part": causal ? "mask" : undefined }, name);
+        const rows = (of) => MASKS.map((one, mask) => row(called(one), of[mask]));
         box.append(
             element(
                 "table",
@@ -124,7 +125,7 @@ export const figure = {
         const vector = (numbers) =>
             element(
                 "div",
-                { title: `output: ${[...numbers].map(digits).join(", ")}` },
+                { title: `output: ${[...numbers].map(digits).join(", ")}`, "data-part": "output" },
                 ...[...numbers].map((x) => {
                     const color = app.theme().divergingRamp.slice(part(x), part(x) + 3).join(", ");
                     return element("i", { style: `background: rgb(${color})` });
@@ -135,7 +136,7 @@ export const figure = {
             words.map((word, key) =>
                 element(
                     "div",
-                    { class: row[key] > 0 ? "weight" : "weight unseen", style: `--share: ${100 * row[key]}%` },
+                    { class: row[key] > 0 ? "weight" : "weight unseen", style: `--share: ${100 * row[key]}%`, "data-part": row[key] > 0 ? "weight" : "mask" },
                     word,
                     element("span", {}, row[key] > 0 ? row[key].toFixed(2) : "–"),
                 ),
@@ -179,7 +180,8 @@ export const trained = models("why", { text: SHORT }, {
     title: "Four trained models, and another order of the words",
     see: "Small decoders of several layers that differ only in their positions. NoPE has none. Shuffle the words: which notices least?",
     asked: ["text", "shuffle"],
-    parts: ["table"],
+    picks: true,
+    parts: ["order", "table"],
 });
 
 export const predict = { order: "man bites dog" };
