@@ -80,7 +80,7 @@ function dial(k, grip) {
             arc(0, Math.min(seen, most), { stroke: known, "stroke-width": 7, "data-part": "ring" }),
             arc(seen, most, { stroke: fresh, "stroke-width": 7, "data-part": "fresh" }),
             svg("line", { x2: x, y2: y, stroke: "var(--ink)", "stroke-width": 2, ...hand }),
-            next === undefined ? "" : svg("circle", { cx, cy, r: 3, fill: "var(--ink)", "data-part": "next" }),
+            next === undefined ? "" : svg("circle", { cx, cy, r: 3.5, fill: "var(--ink)", stroke: "var(--paper)", "data-part": "next" }),
             grip ? svg("circle", { cx: x, cy: y, r: 2.5, fill: "var(--ink)", ...hand }) : "",
             grip ? svg("circle", { cx: x, cy: y, r: 9, fill: "transparent", ...hand, ...grip }) : "",
         );

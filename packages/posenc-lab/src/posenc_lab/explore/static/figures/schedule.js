@@ -99,7 +99,7 @@ export const figure = {
         const about = element("p", { class: "see" });
         const picture = element("div", { role: "group", tabindex: "0", style: "width: 100%" });
         const read = element("output", { class: "lines-read", "aria-live": "polite" });
-        const table = scroller("the kinds of layers", "numbers wide");
+        const table = scroller("the kinds of layers", "numbers wide wordy");
         box.append(element("div", { style: "flex: 1 1 100%" }, about, picture, read));
         app.beneath().append(table);
         let now = null;

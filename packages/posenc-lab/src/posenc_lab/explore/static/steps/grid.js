@@ -26,9 +26,12 @@ export const figure = {
     mount(box, app) {
         const drawSkew = skewing(box, app, (moment) => app.set({ moment }));
         const drawGrid = relative2d.mount(box, app);
+        let drawn = "";
         return (state, numbers) => {
             drawSkew(state.moment, numbers.byDistance);
-            drawGrid(state, numbers);
+            const now = JSON.stringify([{ ...state, moment: 0 }, app.theme().dark]);
+            if (now !== drawn) drawGrid(state, numbers);
+            drawn = now;
         };
     },
 };

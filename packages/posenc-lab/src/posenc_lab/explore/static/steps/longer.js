@@ -177,7 +177,7 @@ function whyOf(app) {
     const rows = Object.entries(CAUSES).map(([name, cause]) =>
         row(entryOf(app, name).title, [cause, ...ends.map((at) => loss(name, at))]),
     );
-    return scroller("what is new to each scheme", "causes", tableOf(["scheme", ...heading], rows));
+    return scroller("what is new to each scheme", "wordy", tableOf(["scheme", ...heading], rows));
 }
 
 /** The curves of the records, with a mark where the text is as many times longer than trained. */
@@ -195,9 +195,9 @@ function drawMeasured(chart, said, tokens, app) {
     const times = Number((tokens / TRAINED).toFixed(2));
     const trainings = Math.min(...SCHEMES.map((name) => set.seeds[name]));
     said.textContent =
-        `The picture above is of ${count(TRAINED)} tokens; measured are small models, on texts of ${count(set.trained)} ` +
-        `${task.lengths} (“${set.name}”), each trained ${trainings === 1 ? "once" : `${trainings} times`}. The mark is at ` +
-        `${times} times their length too. ${task.better[0].toUpperCase() + task.better.slice(1)} is better; bands are 95 % intervals.`;
+        `Above, training is on ${count(TRAINED)} tokens. Measured are small models, trained on ${count(set.trained)} ` +
+        `${task.lengths} (“${set.name}”), ${trainings === 1 ? "once" : `${trainings} times`} each. The mark is at ` +
+        `${times} times that length. ${task.better[0].toUpperCase() + task.better.slice(1)} is better; bands are 95 % intervals.`;
     chart.draw(lengths, series, {
         marks: [{ x: Math.min(times * set.trained, lengths.at(-1)) }],
         x: [lengths[0] / 1.15, lengths.at(-1) * 1.15],

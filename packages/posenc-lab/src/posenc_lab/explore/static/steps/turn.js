@@ -87,7 +87,7 @@ export const figure = {
             return {
                 height,
                 parts: [
-                    ...arrowsIn(app, { left: 0, top, side }, state, numbers),
+                    ...arrowsIn(app, { left: 0, top, side, right: width - 4 }, state, numbers),
                     ...barsIn(app, { left: side + 36, top, width: width - side - 40, height: side }, state, numbers),
                     ...curveIn(
                         app,
@@ -127,7 +127,7 @@ export const question = {
 };
 
 /** The arrows of one pair of channels, as they stand at their positions, and thin as they are at position 0. */
-function arrowsIn(app, { left, top, side }, state, { arrows, between }) {
+function arrowsIn(app, { left, top, side, right }, state, { arrows, between }) {
     const { query, key, pair } = state;
     const { palette } = app.theme();
     const [x, y, radius] = [left + side / 2, top + side / 2, side / 2 - 8];
@@ -181,8 +181,8 @@ function arrowsIn(app, { left, top, side }, state, { arrows, between }) {
         turn("key", 0.9 * radius),
         svg("path", { d: arc, fill: "none", stroke: "var(--ink)", "stroke-width": 2, "data-part": "angle" }),
         ...both.flatMap((which) => [...arrow(which), name(which)]),
-        words(left, top + side + 31, said.turned, { fill: "var(--ink)", "data-part": "theta" }),
-        words(left, top + side + 46, said.between, { fill: "var(--ink)", "data-part": "angle" }),
+        words(left, top + side + 36, said.turned, { fill: "var(--ink)", "data-part": "theta" }),
+        words(right, top + side + 36, said.between, { fill: "var(--ink)", "text-anchor": "end", "data-part": "angle" }),
         ...both.map(handle),
     ];
 }
