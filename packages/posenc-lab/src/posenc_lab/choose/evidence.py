@@ -37,7 +37,8 @@ class PublishedTable:
     """A published measurement of schemes, or one of posenc's own.
 
     ``measured`` says what was measured, ``shows`` what may be concluded, ``heads`` are the column headers. Published
-    figures have a ``source`` and its ``url``; posenc's have the ``command`` that prints them and ``doc``, their page.
+    figures have a ``source`` and its ``url``; posenc's have ``doc``, their page, and the ``command`` that prints them,
+    unless it no longer can.
     ``second_hand`` figures were read in a paper other than the one that measured them. ``too_few`` names what is too
     few for a verdict, such as "one seed"."""
 
@@ -64,7 +65,7 @@ class PublishedTable:
     @property
     def where(self) -> str:
         """The source of the figures, in words."""
-        words = f"{self.source}, {self.url}" if self.url else f"posenc's own, by {self.command}"
+        words = f"{self.source}, {self.url}" if self.url else f"posenc's own, {f'by {self.command}' if self.command else self.doc}"
         words += ", read second-hand" if self.second_hand else ""
         return f"{words}; {self.too_few}, too few for a verdict" if self.too_few else words
 

@@ -97,7 +97,7 @@ const code = (words) => element("code", {}, words);
 function source({ source: who, url, command, doc, second_hand: isSecondHand }) {
     const from = url
         ? [element("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, who)]
-        : [code(command), ` (${doc})`];
+        : [...(command ? [code(command), " "] : []), `(${doc})`];
     return isSecondHand ? [...from, ", read second-hand"] : from;
 }
 
