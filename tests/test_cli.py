@@ -278,7 +278,10 @@ def test_what_is_not_installed_is_told_with_what_brings_it(
 
     monkeypatch.setattr("posenc.command.cli._schemes", missing)
     assert main(["schemes"]) == 1
-    assert f"{package} is not installed: pip install '{needed}'" in capsys.readouterr().err
+    assert (
+        f"{package} is not installed: in a clone of posenc, pip install './packages/{needed}'"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_an_output_cannot_show_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:

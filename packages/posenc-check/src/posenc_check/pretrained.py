@@ -50,7 +50,9 @@ def pretrained(place: str) -> Pretrained:
     quantized weights, and for more than ``MAX_PARAMETERS`` parameters.
     """
     if importlib.util.find_spec("transformers") is None:
-        raise ValueError("hf: needs transformers, which is not installed: pip install 'posenc[huggingface]'")
+        raise ValueError(
+            "hf: needs transformers, which is not installed: in a clone of posenc, pip install './packages/posenc[huggingface]'"
+        )
     config = _config_of(place)
     refused = (("is_encoder_decoder", "an encoder with a decoder"), ("quantization_config", "quantized"))
     for name, why in (*refused, (RECORD, "patched by posenc")):

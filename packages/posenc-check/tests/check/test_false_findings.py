@@ -12,12 +12,29 @@ from posenc_check import Layer, NotApplicableError, check
 from posenc_check.checks.rotations import first_axis
 from posenc_check.prepare import prepare_subject
 from posenc_check.report import as_data
-from posenc_check.run import FINDING, PASSED, TrialResult
+from posenc_check.run import FINDING, NOT_APPLICABLE, PASSED, TrialResult
 from posenc_check.subjects import Subject
 
 
 def trials(subject: Subject, number: int) -> dict[str, TrialResult]:
     return {trial.name: trial for trial in check(subject, checks=[number]).results[0].trials}
+
+
+def of_local_class() -> nn.Module:
+    class Doubled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * x
+
+    return Doubled()
+
+
+def call(made: nn.Module, x: Tensor) -> Tensor:
+    return made(x)  # type: ignore[no-any-return]
+
+
+def test_a_class_that_is_defined_in_a_function_is_not_pickled() -> None:
+    found = trials(Layer(build=of_local_class, call=call), 4)
+    assert (found["deepcopy"].status, found["pickle"].status) == (PASSED, NOT_APPLICABLE)
 
 
 # -- float64 -----------------------------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.more
 def test_submitit_runs_all_here(tmp_path: Path, often: None) -> None:
-    pytest.importorskip("submitit", reason="submitit is not installed: pip install 'posenc-lab[grid]'")
+    pytest.importorskip("submitit", reason="submitit is not installed")
     here = {"slurm": {"cluster": "local", "timeout_min": 5}}
     found = outcomes(executor_of("slurm", None, tmp_path / "logs", here), tmp_path, "", "odd", "refuse")
     assert found == {word: REASONS[word] for word in ("", "odd", "refuse")}
@@ -97,7 +97,7 @@ def test_submitit_runs_all_here(tmp_path: Path, often: None) -> None:
 
 
 def test_a_machine_without_slurm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("submitit", reason="submitit is not installed: pip install 'posenc-lab[grid]'")
+    pytest.importorskip("submitit", reason="submitit is not installed")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RuntimeError, match="are you indeed on a slurm cluster"):
         outcomes(executor_of("slurm", None, tmp_path / "logs", {}), tmp_path, "odd")

@@ -97,7 +97,7 @@ def made(tmp_path: Path) -> Path:
 def exported(made: Path, to: str, library: str = "") -> Path:
     """Where the command wrote the records; skips where the library is not installed."""
     if library:
-        pytest.importorskip(library, reason=f"{library} is not installed: pip install 'posenc-lab[export]'")
+        pytest.importorskip(library, reason=f"{library} is not installed")
     out = made.parent / "out"
     assert main(["export", str(made), "--to", to, "--out", str(out)]) == 0
     return out
@@ -132,7 +132,10 @@ def test_a_missing_library_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["export", str(made), "--to", "parquet", "--out", str(made.parent / "out")]) == 1
-    assert capsys.readouterr().err == "posenc: error: pyarrow is not installed: pip install 'posenc-lab[export]'\n"
+    assert (
+        capsys.readouterr().err
+        == "posenc: error: pyarrow is not installed: in a clone of posenc, pip install './packages/posenc-lab[export]'\n"
+    )
     assert not (made.parent / "out").exists()
 
 

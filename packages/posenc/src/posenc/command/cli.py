@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         own = dict.fromkeys(("kernel", "read", "schemes"), "posenc")
         needed = _EXTRAS.get((error.name or "").partition(".")[0], (_PACKAGES | own).get(given[0], ""))
-        return failed(f"{error.name} is not installed" + (f": pip install '{needed}'" if needed else ""))
+        where = f": in a clone of posenc, pip install './packages/{needed}'" if needed else ""
+        return failed(f"{error.name} is not installed{where}")
     except (KeyboardInterrupt, ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch's out of memory
         return failed(words(error))
     except Exception as error:

