@@ -51,7 +51,8 @@ def pretrained(place: str) -> Pretrained:
     """
     if importlib.util.find_spec("transformers") is None:
         raise ValueError(
-            "hf: needs transformers, which is not installed: in a clone of posenc, pip install './packages/posenc[huggingface]'"
+            "hf: needs transformers, which is not installed: in a clone of posenc, pip install "
+            "'./packages/posenc[huggingface]'"
         )
     config = _config_of(place)
     refused = (("is_encoder_decoder", "an encoder with a decoder"), ("quantization_config", "quantized"))

@@ -132,10 +132,8 @@ def test_a_missing_library_is_named_with_its_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["export", str(made), "--to", "parquet", "--out", str(made.parent / "out")]) == 1
-    assert (
-        capsys.readouterr().err
-        == "posenc: error: pyarrow is not installed: in a clone of posenc, pip install './packages/posenc-lab[export]'\n"
-    )
+    said = "pyarrow is not installed: in a clone of posenc, pip install './packages/posenc-lab[export]'"
+    assert capsys.readouterr().err == f"posenc: error: {said}\n"
     assert not (made.parent / "out").exists()
 
 

@@ -13,6 +13,7 @@ from posenc import ALiBi, NoPE, RoPE
 from posenc.backends import races
 from posenc.backends.native import library
 from posenc.backends.races import Kind, Lap
+from posenc.command.cli import main
 from posenc.scheme import Scheme
 
 pytestmark = pytest.mark.skipif(library.missing(torch.float32) is not None, reason="there is no kernel to race")
@@ -184,3 +185,16 @@ def test_nothing_is_raced_under_another_switch_of_pytorchs_attention(raced: list
     with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
         assert races.race_of(kind) is None
     assert races.race_of(kind) is not None
+
+
+def test_the_command_sums_races_up_and_lists_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    laps = (Lap(16, 1.0, 2.0, True), Lap(64, 1.0, 0.5, True), Lap(256, 1.0, 0.25, True), Lap(512, 1.0, 9.0, False))
+    monkeypatch.setattr(races, "stored", lambda precision: {"plain": laps} if precision == "float" else {})
+    main(["kernel"])
+    summed = capsys.readouterr().out
+    assert "faster than PyTorch's attention in 2 of 3, 0.25 to 2.00 of its time" in summed
+    assert "plain" not in summed
+    main(["kernel", "--races"])
+    assert "    plain   16: 2.00, 64: 0.50, 256: 0.25, 512: 9.00 (too noisy)\n" in capsys.readouterr().out

@@ -716,7 +716,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Positions.packed(None), "lengths or cu_seqlens must be given, got none"),
         Row(
             lambda: Positions.packed(torch.tensor([0, 3, 8])),
-            "lengths must be a list where a tensor could be cumulative sums, got …: pass cu_seqlens=... for sums from 0, …",
+            "lengths must be a list where a tensor could be cumulative sums, got …: pass cu_seqlens=... for sums …",
         ),
         Row(
             lambda: Positions.packed(cu_seqlens=[1, 3]), "cu_seqlens must be whole numbers that begin at 0 and …[1, 3]…"

@@ -326,6 +326,17 @@ def test_what_is_learned_is_named_and_what_is_added_is_compared(
     torch.testing.assert_close(torch.tensor(row["scores"], dtype=torch.float64), expected, rtol=1e-12, atol=1e-12)
 
 
+def test_places_are_those_that_a_learned_table_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "gpt2.json")
+    assert main(["read", "gpt2", "--golden", file]) == main(["read", "gpt2", "--against", file]) == 0
+    record = json.loads(Path(file).read_text())
+    kind = record["kinds"][0]
+    assert record["input"]["positions"] == kind["positions"] == [0, 1, 2, 5, 37, 301]  # of 1,024
+    assert {len(kind[name]) for name in ("key_before", "query_after", "scores")} == {len(kind["scores"][0])} == {6}
+    assert main(["read", "openai-community/gpt2"]) == 1
+    assert "nothing is downloaded: run hf download openai-community/gpt2" in capsys.readouterr().err
+
+
 def test_safetensors_hold_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file

@@ -77,7 +77,8 @@ def find(name: str) -> Source:
     name. ValueError if it is not available, with the command that installs it."""
     if importlib.util.find_spec("transformers") is None:
         raise ValueError(
-            "extend needs transformers, which is not installed: in a clone of posenc, pip install './packages/posenc-lab[extend]'"
+            "extend needs transformers, which is not installed: in a clone of posenc, pip install "
+            "'./packages/posenc-lab[extend]'"
         )
     from transformers import AutoConfig
 

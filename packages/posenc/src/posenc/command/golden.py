@@ -67,7 +67,7 @@ def numbers(said: ModelPositions) -> dict[str, Any]:
     bias of the last head. What is learned is named instead. ValueError for other schemes."""
     record: dict[str, Any] = {"model_type": said.model_type}
     if said.input is not None:
-        record["input"] = {"scheme": code(said.input), "positions": [*PLACES], **_learned(said.input)}
+        record["input"] = {"scheme": code(said.input), "positions": [*places_of(said)], **_learned(said.input)}
         if not _learned(said.input):
             record["input"]["rows"] = _table(said.input, 0)
     channels = sum(_head_dim(said, scheme) for _, scheme, _ in groups(said) if not _learned(scheme))
@@ -89,11 +89,17 @@ def numbers(said: ModelPositions) -> dict[str, Any]:
             positions, before = _positions(scheme), _vectors(_head_dim(said, scheme))
             after = _after(scheme.parts, positions, *before)
             scores = _scores(*after, _scale(layer, after), _bias(scheme, positions), getattr(layer, "softcap", None))
-            row |= {"scale": _scale(layer, after), "positions": positions.coords[0].tolist()}
+            count = len(places_of(said))
+            row |= {"scale": _scale(layer, after), "positions": positions.coords[0, :count].tolist()}
             names = zip((*BEFORE, *AFTER), (*before, *after, *[scores] * (not is_indexer(layer))), strict=False)
-            row |= {name: x[0, 0] for name, x in names}
+            row |= {name: x[0, 0, :count, : count if name == "scores" else None] for name, x in names}
         kinds.append(row)
     return record
+
+
+def places_of(said: ModelPositions) -> tuple[int, ...]:
+    """The places that a table which is added to the input has rows for."""
+    return tuple(place for place in PLACES if place < getattr(said.input, "max_positions", math.inf))
 
 
 def _learned(scheme: Scheme) -> dict[str, str]:
@@ -250,9 +256,10 @@ def compare(said: ModelPositions, path: Path) -> int:
 def _equal(theirs: Any, made: dict[str, Tensor], right: Any, coarse: bool = False) -> bool:
     """Whether a port's numbers are these, whose phases, cos and sin may be of float32: off by p 2^-22 + 2^-20. With
     ``coarse`` cos and sin are of fewer bits, of which far from 0 float32's phases can change the last."""
-    places = torch.tensor(PLACES, dtype=torch.float64)
+    count = len(theirs[next(iter(made))])
+    places = torch.tensor(PLACES[:count], dtype=torch.float64)
     bound = places * 2**-22 + 2**-20 + (2**-7 * (places > 100) if coarse else 0)
-    for name, x in made.items():
+    for name, x in ((name, x[:count]) for name, x in made.items()):
         size = x.norm(dim=-1) if name != "rows" else torch.ones_like(places)
         most = (bound * size)[:, None]
         if name == "scores":

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints, writes or compares. Returns 1 if a port differs."""
     from transformers import CONFIG_MAPPING
 
-    from posenc.command.golden import PLACES, code, compare, groups, is_indexer, numbers, written
+    from posenc.command.golden import code, compare, groups, is_indexer, numbers, places_of, written
     from posenc.huggingface.config import scheme_from_config
 
     if arguments.picture is not None and arguments.picture.suffix.lower() != ".svg":
@@ -48,7 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not Path(given).exists():
         if given not in CONFIG_MAPPING:
             near = meant(given, tuple(CONFIG_MAPPING))
-            raise ValueError(f"MODEL must be a folder, a config.json or a family of transformers, got {given!r}{near}")
+            hub = f"; nothing is downloaded: run hf download {given} and give the folder" if "/" in given else ""
+            raise ValueError(
+                f"MODEL must be a folder, a config.json or a family of transformers, got {given!r}{near}{hub}"
+            )
         given = {"model_type": given}
     said = scheme_from_config(given, arguments.part)
     for file in filter(None, (arguments.picture, arguments.golden)):
@@ -69,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         return compare(said, arguments.against)
     if arguments.golden is not None:
         write_whole(arguments.golden, written(numbers(said), arguments.golden))
-        print(f"{arguments.golden}: kinds of layers: {len(groups(said))}, at positions {', '.join(map(str, PLACES))}")
+        places = ", ".join(map(str, places_of(said)))
+        print(f"{arguments.golden}: kinds of layers: {len(groups(said))}, at positions {places}")
         return 0
     if said.input is not None:
         print(f"\nscheme of the input\n  {code(said.input)}")
