@@ -195,11 +195,8 @@ class Ring:
                     here = coming.received()
                 if step + 1 < self.world:
                     to, of = self.target(step + 1), self.source(step + 1)
-                    sent, into = (
-                        self.select_keys(to, self.rank, key, value),
-                        self.allocate_blocks(self.rank, of, key, value),
-                    )
-                    coming = self.transfer(sent, to, into, of)
+                    into = self.allocate_blocks(self.rank, of, key, value)
+                    coming = self.transfer(self.select_keys(to, self.rank, key, value), to, into, of)
                 yield step, here
         finally:
             coming.received()
