@@ -4,8 +4,7 @@ Each function is the forward method of a family's attention, rewritten to pass q
 *before* the model applies its own positions. The layer keeps its class and weights.
 
 Families in `ADAPTERS` have positions that are a scheme, which another scheme can replace. Those in `BOUND` compute
-positions from each layer's own weights: every call makes the scheme anew from what the layer is given.
-"""
+positions from each layer's own weights: every call makes the scheme anew from what the layer is given."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,8 +19,6 @@ from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 
-Forward = Callable[..., tuple[Tensor, None]]
-
 CACHES = ("layer_past", "cache", "past_key_values")
 """What families call a layer's cache: "past_key_values" is "cache" from transformers 5.24 on."""
 
@@ -35,18 +32,9 @@ def _attend(
     cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
     if cache is not None:
         key, value = cache.update(key, value, module.layer_idx)
-    out, _ = attention(
-        module,
-        query,
-        key,
-        value,
-        given.get("attention_mask"),
-        scaling=scaling,
-        dropout=dropout if module.training else 0.0,
-        position_ids=given.get("position_ids"),
-        output_attentions=given.get("output_attentions"),
-    )
-    return out.flatten(2)
+    how = {name: given.get(name) for name in ("attention_mask", "position_ids", "output_attentions")}
+    dropout = dropout if module.training else 0.0
+    return attention(module, query, key, value, scaling=scaling, dropout=dropout, **how)[0].flatten(2)
 
 
 def bloom(self: Any, hidden_states: Tensor, residual: Tensor, **given: Any) -> tuple[Tensor, None]:
@@ -79,13 +67,12 @@ def falcon(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None
     """Falcon. Ignores cos and sin, and computes no bias. With ALiBi it counts tokens instead of using position_ids, and
     has dropout, which it does not have with rotation."""
     qkv = (part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states)))
-    counts = self.config.alibi
-    if counts:
+    if self.config.alibi:
         given["position_ids"] = None
-    return self.dense(_attend(self, qkv, given, self.attention_dropout.p if counts else 0.0)), None
+    return self.dense(_attend(self, qkv, given, self.attention_dropout.p * self.config.alibi)), None
 
 
-ADAPTERS: dict[str, tuple[str, Forward]] = {
+ADAPTERS: dict[str, tuple[str, Callable[..., tuple[Tensor, None]]]] = {
     "bloom": ("BloomAttention", bloom),
     "falcon": ("FalconAttention", falcon),
     "gptj": ("GPTJAttention", gptj),
@@ -103,19 +90,16 @@ def _attend_bound(
     """Attention with a layer's own scheme, (batch, tokens, heads x head_dim)."""
     if EXCHANGES:
         raise ValueError(f"{type(module).__name__} cannot be run {WITHIN}: its positions are those of a whole text")
-    query, key, value = qkv
-    out = posenc_attention(
-        query,
-        key,
-        value,
-        scheme,
-        query_positions=queries,
-        key_positions=keys,
-        attn_mask=seen,
-        dropout_p=module.dropout.p if module.training else 0.0,
-    )
+    where: dict[str, Any] = {"query_positions": queries, "key_positions": keys, "attn_mask": seen}
+    out = posenc_attention(*qkv, scheme, dropout_p=module.dropout.p if module.training else 0.0, **where)
     assert isinstance(out, Tensor)
     return out.transpose(1, 2).flatten(2)
+
+
+def _no_weights(output_attentions: bool | None) -> None:
+    if output_attentions:
+        why = REFUSED["output_attentions"].replace(EAGER, "undo()")
+        raise ValueError(f"output_attentions is not supported by posenc, got True: {why}")
 
 
 def swin_v2(
@@ -168,17 +152,11 @@ def deberta_v2_mask(self: Any, attention_mask: Tensor) -> Tensor:
     """The mask of all layers. A mask that only says which keys are tokens is not expanded to queries x keys."""
     if attention_mask.dim() > 2:
         return attention_mask.unsqueeze(1) if attention_mask.dim() == 3 else attention_mask
-    from transformers.masking_utils import bidirectional_mask_function
+    from transformers.masking_utils import bidirectional_mask_function as both
 
     rows, tokens = attention_mask.shape
-    made = mask(
-        rows,
-        tokens,
-        tokens,
-        mask_function=bidirectional_mask_function,
-        attention_mask=attention_mask.bool(),  # without one, the model's is of floating numbers
-        device=attention_mask.device,
-    )
+    is_token = attention_mask.bool()  # without one, the model's is of floating numbers
+    made = mask(rows, tokens, tokens, mask_function=both, attention_mask=is_token, device=is_token.device)
     assert made is not None
     return made
 
@@ -190,24 +168,9 @@ def deberta_v2_distances(
     return relative_pos
 
 
-def _no_weights(output_attentions: bool | None) -> None:
-    if output_attentions:
-        raise ValueError(
-            "output_attentions is not supported by posenc, got True: "
-            + REFUSED["output_attentions"].replace(EAGER, "undo()")
-        )
-
-
-def checked_deberta_v2(layer: Any) -> LayerDeBERTa:
-    """The scheme of a layer, without its table. Raises ValueError for a configuration that it does not support."""
-    scheme = LayerDeBERTa(layer)
-    scheme.check(layer)
-    return scheme
-
-
 BOUND: dict[str, tuple[Callable[[Any], Any], dict[str, dict[str, Callable[..., Any]]]]] = {
     "deberta-v2": (
-        checked_deberta_v2,
+        LayerDeBERTa.checked,
         {
             "DisentangledSelfAttention": {"forward": deberta_v2},
             "DebertaV2Encoder": {"get_attention_mask": deberta_v2_mask, "get_rel_pos": deberta_v2_distances},

@@ -1,5 +1,7 @@
 """Variants of the catalog's schemes in single models of transformers."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -164,37 +166,17 @@ class LayerSwinV2(SwinV2):
 
     def __init__(self, layer: Any) -> None:
         Scheme.__init__(self)  # no parameters
-        self.grid: tuple[int, int] = tuple(layer.window_size)
-        before: tuple[int, int] = tuple(layer.pretrained_window_size)
+        before, self.grid = tuple(layer.pretrained_window_size), tuple(layer.window_size)
         self.trained = before if before[0] > 0 else self.grid
-        self.num_heads = layer.num_attention_heads
-        first, last = layer.continuous_position_bias_mlp[0], layer.continuous_position_bias_mlp[2]
-        for each in (first, last):
+        inner, _, outer = layer.continuous_position_bias_mlp
+        for each in (inner, outer):
             if type(each) is not nn.Linear:
                 raise ValueError(
-                    f"continuous_position_bias_mlp must be of torch.nn.Linear, whose weights are read, got "
+                    "continuous_position_bias_mlp must be of torch.nn.Linear, whose weights are read, got "
                     f"{type(each).__name__}"
                 )
-        self.hidden = first.out_features
-        self._layer = (layer,)  # in a tuple, so that it is not a submodule
-
-    @property
-    def tau(self) -> Tensor:  # type: ignore[override]  # of the layer, not its own
-        """logit_scale, (heads,)."""
-        scale: Tensor = self._layer[0].logit_scale
-        return scale.flatten()
-
-    @property
-    def inner(self) -> nn.Linear:  # type: ignore[override]
-        """W1 and b1."""
-        found: nn.Linear = self._layer[0].continuous_position_bias_mlp[0]
-        return found
-
-    @property
-    def outer(self) -> nn.Linear:  # type: ignore[override]
-        """W2."""
-        found: nn.Linear = self._layer[0].continuous_position_bias_mlp[2]
-        return found
+        self.num_heads, self.hidden = layer.num_attention_heads, inner.out_features
+        vars(self).update(inner=inner, outer=outer, tau=layer.logit_scale.flatten())  # not as parts of its own
 
     def extra_repr(self) -> str:
         """The windows and the number of heads."""
@@ -233,16 +215,19 @@ class LayerDeBERTa(DeBERTa):
             made = [getattr(layer, name) for name, term in zip(names, TERMS, strict=True) if term in self.terms]
             if made:  # `score` omits the term that is missing
                 self.key, self.query = made[0], made[-1]
-            rows = table[: 2 * self.span]
-            self.relative: Any = SimpleNamespace(rows=SimpleNamespace(weight=rows), norm=None)
+            rows = SimpleNamespace(weight=table[: 2 * self.span])
+            self.relative: Any = SimpleNamespace(rows=rows, norm=None)
 
-    def check(self, layer: Any) -> None:
-        """ValueError, naming the key, for a configuration that the scheme would not compute as transformers does."""
-        unknown = [term for term in layer.pos_att_type if term not in TERMS]
-        if unknown:
-            raise ValueError(f"deberta-v2's pos_att_type must be of c2p and p2c, got {unknown[0]!r}")
+    @classmethod
+    def checked(cls, layer: Any) -> LayerDeBERTa:
+        """The scheme without its table. ValueError, naming the key, for a configuration that it would not compute as
+        transformers does."""
+        self = cls(layer)
+        for term in layer.pos_att_type:
+            if term not in TERMS:
+                raise ValueError(f"deberta-v2's pos_att_type must be of c2p and p2c, got {term!r}")
         if not self.relative_attention:
-            return
+            return self
         sizes = f"position_buckets={self.num_buckets} with max_relative_positions={self.max_distance}"
         try:
             with torch.device("meta"):  # only its checks
@@ -260,6 +245,7 @@ class LayerDeBERTa(DeBERTa):
                     f"deberta-v2's {sizes} gives other buckets in the float32 of transformers, first at a distance of "
                     f"{int(other.abs().min())}"
                 )
+        return self
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context = WHOLE
