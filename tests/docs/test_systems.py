@@ -23,7 +23,8 @@ def test_what_the_page_of_ideas_names_is_there(row: list[str]) -> None:
     _, step, figure, name, oracle = row
     assert step in (*lesson.STEPS, *lesson.ASIDE)
     modules = page.modules()
-    source = modules[f"posenc/figures/{figure}.js"].read_text(encoding="utf-8")
+    file = f"posenc/{'steps' if figure == step else 'figures'}/{figure}.js"
+    source = modules[file].read_text(encoding="utf-8")
     assert re.search(rf'name: "{figure}"', source)
     assert getattr(posenc, name).__doc__
     assert (ROOT / "packages/posenc/tests/oracles" / f"{oracle}.py").is_file()
