@@ -16,7 +16,8 @@ import transformers
 
 import posenc
 from posenc import NoPE, RoPE, Schedule
-from posenc.huggingface import from_pretrained, patch, scheme_from_config
+from posenc.huggingface import from_pretrained, patch, questions, scheme_from_config
+from posenc.huggingface.seams import Seams
 from tests.huggingface.configs import ALIKE, ENCODER, FAMILIES
 from tests.huggingface.families import tiny
 from tests.huggingface.patched_families import PAGE, RECORD, patched, table
@@ -274,6 +275,17 @@ def test_positions_of_a_derived_class_are_found() -> None:
         assert "the model's own table table: not added" in patched.changes
         outs = [output(model, input_ids=IDS, position_ids=places + start) for start in (0, 20)]
     assert torch.equal(*outs)
+
+
+def test_random_numbers_are_forked_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one thread would put back what another has seeded."""
+    original, locked = torch.random.fork_rng, list[bool]()
+    monkeypatch.setattr(
+        torch.random, "fork_rng", lambda **how: (locked.append(questions._LOCK.locked()), original(**how))[1]
+    )
+    Seams(transformers.AutoModel.from_config(tiny("marian")).get_decoder())
+    assert len(locked) > 1
+    assert all(locked)
 
 
 @pytest.mark.parametrize("name", ["marian", "pegasus"])

@@ -9,6 +9,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from posenc.huggingface.attention import LAYER_SCHEME
 from posenc.huggingface.seams import named, transformer
 
+PLAIN = (DynamicLayer, DynamicSlidingWindowLayer)
+
 
 class _Recent(DynamicSlidingWindowLayer):
     """The last ``reach`` keys. The model's mask is that of all keys, since layers of one type, which share it, may have
@@ -46,11 +48,7 @@ def bounded_cache(model: nn.Module) -> DynamicCache:
         )
     made = DynamicCache(config=base.config)
     for module in modules:
-        index, layer_scheme = module.layer_idx, getattr(module, LAYER_SCHEME)
-        if index >= len(made.layers):  # it shares the keys of an earlier layer
-            continue
-        if type(made.layers[index]) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            continue
-        reach = layer_scheme.reach
-        made.layers[index] = DynamicLayer() if reach is None else _Recent(reach)
+        index, reach = module.layer_idx, getattr(module, LAYER_SCHEME).reach
+        if index < len(made.layers) and type(made.layers[index]) in PLAIN:  # else it shares an earlier layer's keys
+            made.layers[index] = DynamicLayer() if reach is None else _Recent(reach)
     return made

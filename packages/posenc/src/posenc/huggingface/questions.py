@@ -255,7 +255,7 @@ class Asked(TorchFunctionMode):
         parts, found = path.split(".")[:-1], []
         for seed in range(2):
             weight = module._parameters[name] = nn.Parameter(torch.zeros(getattr(module, name).shape), False)
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
+            with _LOCK, torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.default_generator.manual_seed(seed)  # of the CPU alone: fork_rng restores no other
                 for n in range(len(parts), -1, -1):
                     model._init_weights(model.get_submodule(".".join(parts[:n])))
