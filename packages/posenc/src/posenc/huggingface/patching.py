@@ -149,15 +149,16 @@ def _heed_peft(patched: Patched, base: Any) -> None:
     parameters."""
     wrappers = [getattr(module, "peft_config", None) for module in patched.model.modules()]
     methods = [config.peft_type for configs in wrappers if isinstance(configs, dict) for config in configs.values()]
-    holders = [module for module in base.modules() if isinstance(module, LayerScheme | PosencTable) and module.scheme]
-    turning = [part for each in holders for part in bare_parts(each.scheme) if "rotate" in part.doors]
+    holders = (module for module in base.modules() if isinstance(module, LayerScheme | PosencTable))
+    schemes = [module.scheme for module in holders if module.scheme]
+    turning = [part for scheme in schemes for part in bare_parts(scheme) if "rotate" in part.doors]
     if "PREFIX_TUNING" in methods and turning:
         raise ValueError(
             f"{type(turning[0]).__name__} in attention rotates all keys of the cache, but those that prefix tuning has "
             "learned are already rotated: use a scheme that does not rotate keys, a scaling that does not depend on "
             "the length, or prompt tuning"
         )
-    learned = [each.scheme for each in holders if any(p.requires_grad for p in each.scheme.parameters())]
+    learned = [scheme for scheme in schemes if any(p.requires_grad for p in scheme.parameters())]
     if methods and learned:
         names = " and ".join(dict.fromkeys(type(part).__name__ for scheme in learned for part in bare_parts(scheme)))
         patched.changes.append(f"PEFT does not save the parameters of {names}: save the scheme separately")
@@ -370,16 +371,18 @@ def replace_scaling(patched: Patched, base: Any, what: Any) -> None:
     """Applies a scaling, or one for each layer type, to the model's rotary frequencies."""
     config = text_config(base)
     if config.model_type in ADAPTERS:
-        own = scheme_from_config(config).schedule
-        ropes = [scheme for scheme in own.schemes if isinstance(scheme, RoPE)]
-        if not ropes:
-            raise ValueError(f"{named(base)} has no rotary frequencies to put a scaling on: {', '.join(in_words(own))}")
+        schedule = scheme_from_config(config).schedule
+        turning = [scheme for scheme in schedule.schemes if isinstance(scheme, RoPE)]
+        if not turning:
+            raise ValueError(
+                f"{named(base)} has no rotary frequencies to put a scaling on: {', '.join(in_words(schedule))}"
+            )
         if not is_scaling(what):  # for layer types
             raise ValueError(f"{named(base)} has no layer types, got {shown(what)}: give the scaling alone")
-        for rope in ropes:
+        for rope in turning:
             _scaled(base, rope, what)
-        replace_adapted_attention(patched, base, own)
-        patched.changes.append(f"every rotating layer: {_by(ropes[0].scaling)}")
+        replace_adapted_attention(patched, base, schedule)
+        patched.changes.append(f"every rotating layer: {_by(turning[0].scaling)}")
         return
     found = {module: ask_rotary(module) for module in rotaries(base)}
     if not found:
@@ -391,7 +394,7 @@ def replace_scaling(patched: Patched, base: Any, what: Any) -> None:
     said: dict[str, None] = {}
     put: list[tuple[Kind, Turns, Seam, RoPE]] = []
     for rotary, of in found.items():
-        ropes = {}
+        ropes: dict[Kind, RoPE] = {}
         for kind, (turns, own) in of.items():
             if kind not in every:
                 continue
@@ -568,7 +571,9 @@ def _tensors(place: Any, hub: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
     from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
     from transformers.utils.hub import cached_file
 
-    find = partial(cached_file, place, _raise_exceptions_for_missing_entries=False, **hub)
+    def find(name: str) -> Any:
+        return cached_file(place, name, _raise_exceptions_for_missing_entries=False, **hub)
+
     files = {SAFE_WEIGHTS_NAME}
     if (index := find(SAFE_WEIGHTS_INDEX_NAME)) is not None:
         files_of = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
