@@ -91,7 +91,8 @@ def _attend_bound(
     if EXCHANGES:
         raise ValueError(f"{type(module).__name__} cannot be run {WITHIN}: its positions are those of a whole text")
     where: dict[str, Any] = {"query_positions": queries, "key_positions": keys, "attn_mask": seen}
-    out = posenc_attention(*qkv, scheme, dropout_p=module.dropout.p if module.training else 0.0, **where)
+    query, key, value = qkv
+    out = posenc_attention(query, key, value, scheme, dropout_p=module.dropout.p if module.training else 0.0, **where)
     assert isinstance(out, Tensor)
     return out.transpose(1, 2).flatten(2)
 
