@@ -380,15 +380,15 @@ class Asked(TorchFunctionMode):
     def _turned(self, module: nn.Module, args: Any, out: Any) -> Any:
         """Looks whether cos and sin have a factor, or takes it off if ``plain`` was asked for."""
         parts = out if isinstance(out, tuple) else (out,)
-        if not all(isinstance(x, Tensor) for x in parts) or len(parts) > 2:
+        if not all(isinstance(x, Tensor) for x in parts) or len(parts) not in (1, 2):
             return None
-        if (len(parts) == 1 and not out.is_complex()) or parts[0].shape != parts[-1].shape:
+        if (len(parts) == 1 and not parts[0].is_complex()) or parts[0].shape != parts[-1].shape:
             return None
-        size = out.abs() if len(parts) == 1 else (parts[0] ** 2 + parts[1] ** 2).sqrt().clamp(min=1e-30)
+        size = parts[0].abs() if len(parts) == 1 else (parts[0] ** 2 + parts[1] ** 2).sqrt().clamp(min=1e-30)
         self.normalized = True
         self.multiplied |= float((size - 1).abs().max()) > 1e-6
         made = tuple(x / size for x in parts)
-        return None if not self.plain else made if len(parts) == 2 else made[0]
+        return None if not self.plain else made if isinstance(out, tuple) else made[0]
 
     def with_plain(self, answer: Answer) -> Answer:
         """The answer just given, also with the factor of cos and sin taken off."""
