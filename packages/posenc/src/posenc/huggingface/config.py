@@ -77,8 +77,7 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     elif part not in (None, name, *PARTS):
         raise ValueError(f"part must be left out for {found.model_type}, which is one model, got {part!r}")
     keys = Keys(found, inside, ignored)
-    read = _entries(keys)
-    said = _read(keys)
+    read, said = _entries(keys), _read(keys)
     if said.causal:
         keys.refuse("is_causal", True, why="must be true: only causal attention is read")
     remarks = [*said.remarks, *_unread_keys(keys, found.to_dict() if raw is None else raw, said, read)]

@@ -108,15 +108,13 @@ class Call:
 
     def same(self, other: Call) -> bool:
         """Whether another layer gave the same to its attention function."""
-        pairs = ((self.query, other.query), (self.key, other.key), (self.value, other.value))
-        options = [
-            {name: option if isinstance(option, (bool, int, float)) else type(option) for name, option in said.items()}
-            for said in ({**self.options, "layer_idx": 0}, {**other.options, "layer_idx": 0})
+        said = [
+            {name: x if isinstance(x, (bool, int, float)) else type(x) for name, x in call.options.items()}
+            | {"layer_idx": 0, "bias": call.bias is None}
+            for call in (self, other)
         ]
-        same_bias = self.bias is other.bias or (
-            self.bias is not None and other.bias is not None and torch.equal(self.bias, other.bias)
-        )
-        return all(torch.equal(a, b) for a, b in pairs) and options[0] == options[1] and same_bias
+        pairs = [(getattr(self, name), getattr(other, name)) for name in ("query", "key", "value", "bias")]
+        return said[0] == said[1] and all(a is b or torch.equal(a, b) for a, b in pairs)
 
 
 @dataclass
@@ -539,9 +537,20 @@ def length_of(config: Any) -> int | None:
 def built(config: Any, stack: str | None = None, kind: Any = None) -> nn.Module:
     """The model of a configuration, of the class ``kind`` if it is given, or one of its two stacks, in float64, without
     weights. ValueError if transformers has none."""
+    from transformers.initialization import no_init_weights
+
     try:
-        with _listening([]):
-            return _build(config, stack, kind)
+        kind, own = kind or model_class(config, stack), copy.deepcopy(config)
+        if kind is None:
+            raise ValueError("transformers has no model of this type alone")
+        own._experts_implementation, own.mask_ratio = "eager", 0.0  # no patch is left out
+        for name in (RECORD, "attn_implementation"):  # of a patched model, whose own positions are asked for
+            vars(own).pop(name, None)
+        with _listening([]), _Cheap(), no_init_weights(), torch.random.fork_rng(devices=[]):
+            model: nn.Module = kind._from_config(own, attn_implementation=NAME, dtype=torch.float64)
+        if stack is not None and "CausalLM" not in kind.__name__:
+            model = getattr(model, f"get_{stack}")()
+        return model.eval()
     except Exception as error:  # of any type: transformers computes with the configuration
         if isinstance(error, KeyError) and NAME in error.args:
             raise ValueError("it has attention classes of its own, and takes no other") from error
@@ -560,24 +569,6 @@ def _reason(error: Exception, config: Any) -> str:
     lacks = [n for n in code.co_names if vars(config).get(n, 0) is None and not hasattr(PreTrainedConfig, n)]
     lacking = f", and the configuration has no {', '.join(lacks)}" * bool(lacks)
     return f"{reason(error)}, in {code.co_qualname}: {linecache.getline(code.co_filename, line).strip()}{lacking}"
-
-
-def _build(config: Any, stack: str | None, kind: Any) -> nn.Module:
-    from transformers.initialization import no_init_weights
-
-    kind = kind or model_class(config, stack)
-    if kind is None:
-        raise ValueError("transformers has no model of this type alone")
-    config = copy.deepcopy(config)
-    config._experts_implementation, config.mask_ratio = "eager", 0.0  # no patch is left out
-    for name in (RECORD, "attn_implementation"):  # of a patched model, whose own positions are asked for
-        vars(config).pop(name, None)
-    with _Cheap(), no_init_weights(), torch.random.fork_rng(devices=[]):
-        model: Any = kind._from_config(config, attn_implementation=NAME, dtype=torch.float64)
-    if stack is not None and "CausalLM" not in kind.__name__:
-        model = getattr(model, f"get_{stack}")()
-    made: nn.Module = model.eval()
-    return made
 
 
 @contextmanager
