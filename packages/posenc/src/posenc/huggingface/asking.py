@@ -554,10 +554,10 @@ def _allocated(scheme: Scheme, calls: list[Call], places: Tensor, scalings: list
         if torch.allclose(rope.frequencies()[0].repeat(1, axes)[0], theta, 1e-5, 0):
             return rope
     for base, _ in scalings if axes == 2 and not scheme.head_dim % 4 else []:
-        rope = AxialRoPE(scheme.head_dim, base=base)
-        same = (rope.layout, rope.allocation) == (scheme.layout, tuple(allocation))
-        if same and torch.allclose(rope.frequencies()[0][0], theta, 1e-5, 1e-6):
-            return rope
+        patches = AxialRoPE(scheme.head_dim, base=base)
+        same = (patches.layout, patches.allocation) == (scheme.layout, tuple(allocation))
+        if same and torch.allclose(patches.frequencies()[0][0], theta, 1e-5, 1e-6):
+            return patches
     return like(scheme, allocation=allocation, axes=axes)
 
 

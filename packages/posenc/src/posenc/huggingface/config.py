@@ -147,7 +147,8 @@ def _entries(keys: Keys) -> set[str]:
 
 def _unread_keys(keys: Keys, given: Mapping[str, Any], said: ModelPositions, read: set[str]) -> list[str]:
     """Remarks on keys about positions that transformers knows and that change nothing; ValueError for unknown ones."""
-    defaults, remarks = default_keys(type(keys.config)), []
+    kind: Any = type(keys.config)
+    defaults, remarks = default_keys(kind), list[str]()
     turns = any(isinstance(part, RoPE) for scheme, _ in said.schedule for part in scheme.parts)
     paths: list[tuple[str, ...]] = [(name,) for name, _ in positional(keys.config, given) if name not in ROPE]
     for name in ROPE:

@@ -94,10 +94,11 @@ def positional(config: Any, given: Mapping[str, Any] | None = None) -> Iterator[
     """The keys of a configuration, or of its dictionary, that are about positions, with a value other than None.
 
     False counts for a key that takes away what a model has (``use_rope``), unless it is the default."""
+    kind: Any = type(config)
     for name, value in (vars(config) if given is None else given).items():
         if value is None or not POSITIONAL.search(name.lower()) or NOT_POSITIONAL.fullmatch(name) or name[0] == "_":
             continue
-        if value is False and (EXTRAS.search(name.lower()) or default_keys(type(config)).get(name) is False):
+        if value is False and (EXTRAS.search(name.lower()) or default_keys(kind).get(name) is False):
             continue
         yield name, value
 
