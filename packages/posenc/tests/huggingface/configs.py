@@ -216,3 +216,34 @@ LACKING: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": OF_QWEN4,
 }
 """Keys without which transformers builds no model of a type: its default configuration lacks them."""
+
+EVERY_SECOND = {"layer_types": ["linear_attention", "full_attention"] * 2}
+OF_PHI4 = {"hidden_size": 24, "intermediate_size": 24, "num_attention_heads": 2, "num_blocks": 2}
+OF_PHI4 |= dict.fromkeys(
+    ("nemo_conv_channels", "ext_pw_out_channel", "depthwise_separable_out_channel"),
+    24,
+)
+SMALLER: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": EVERY_SECOND | {"head_dim": 12, "mlp_layer_types": ["dense"] * 4},
+    "dbrx": LACKING["dbrx"] | {"d_model": 36, "n_heads": 3, "n_layers": 2},
+    "diffllama": {"hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12},
+    "dots3_note_text": {"mlp_layer_types": ["dense"] * 4, "index_head_dim": 20, "index_n_heads": 3}
+    | {f"swa_{name}": TINY[name] for name in ("num_attention_heads", "num_key_value_heads", *LATENT)}
+    | {"swa_head_dim": 17},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": EVERY_SECOND | {"linear_num_heads": 3, "linear_head_dim": 12, "mlp_layer_types": ["dense"] * 4},
+    "longcat_flash": {"head_dim": 12, "num_layers": 2, "ffn_hidden_size": 24, "expert_ffn_hidden_size": 8},
+    "mimo_v2_flash": {"num_attention_heads": 8, "num_key_value_heads": 4, "v_head_dim": 20},
+    "musicgen_decoder": {"num_codebooks": 1},
+    "musicgen_melody_decoder": {"num_codebooks": 1},
+    "openai-gpt": {"n_embd": 36, "n_layer": 2, "n_head": 3},
+    "phi4_multimodal": {"vision_config": IMAGE | {"crop_size": 12}, "head_dim": 12, "audio_config": OF_PHI4},
+    "xglm": {"d_model": 36, "attention_heads": 3, "num_layers": 2, "ffn_dim": 24},
+    "git": {"vision_config": IMAGE},
+    "gpt_neo": {"hidden_size": 36, "num_heads": 3, "num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+    "xlm": {"emb_dim": 36, "n_heads": 3, "n_layers": 2},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"layers_block_type": ["linear_attention", "linear_attention", "hybrid", "hybrid"]},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_head_dim": 24},
+}
+"""Sizes of single types beside those."""

@@ -6,6 +6,7 @@
 writes the figures into families.json, beside this file, and the table of families into docs/huggingface.md.
 """
 
+import functools
 import json
 import re
 import sys
@@ -22,11 +23,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import posenc
 from posenc import T5, Chunk, Inkling, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal, logits
 from posenc.huggingface import ModelPositions, adapt, scheme_from_config
-from posenc.huggingface.questions import Asked, model_class
+from posenc.huggingface.questions import Asked, is_own, model_class
 from posenc.huggingface.reading import default_keys, reason
-from posenc.huggingface.variants import Frequencies, OffsetLearned
-from tests.huggingface.configs import ALIKE, FAMILIES, LACKING, OTHERS, TINY
-from tests.huggingface.tiny_models import compared, config_of, model_of, run
+from posenc.huggingface.variants import CosineSinusoidal, Frequencies, OffsetLearned
+from tests.huggingface.configs import ALIKE, FAMILIES, LACKING, OTHERS, SMALLER, TINY
+from tests.huggingface.tiny_models import Scores, compared, compared_by_softmax, config_of, model_of, run
 
 RECORD = Path(__file__).with_name("families.json")
 PAGE = Path(__file__).parents[4] / "docs" / "huggingface.md"
@@ -133,9 +134,14 @@ def biases(config: Any, part: str | None) -> Figures:
     for module in model.modules():
         if type(module).__name__.endswith("RelativeLogits"):
             module.register_forward_pre_hook(lambda module, args: mixes.append((module.proj.data, args[0])))
+        if type(module).__name__.endswith("RelativePositionBias") and hasattr(module, "proj"):  # of Inkling 2
+            model.float()  # which it computes in, whatever its weights are
+            note = functools.partial(lambda proj, norm, args: mixes.append((proj, args[0] * norm.scale)), module.proj)
+            module.norm.register_forward_pre_hook(note)
         if hasattr(module, "relative_attention_bias"):
             tables.append(nn.init.normal_(module.relative_attention_bias.weight).data)
     calls, _ = run(model, IDS, torch.arange(IDS.size(1))[None])
+    calls = [call for call in calls if call.bias is not None or tables]  # Inkling 2 attends to its layers too
     schemes: list[Any] = [scheme for scheme, _ in said.schedule]
     assert len({id(scheme) for scheme in schemes}) == len(tables or schemes)
     count, worst = 0, 0.0
@@ -143,10 +149,10 @@ def biases(config: Any, part: str | None) -> Figures:
         if tables:
             scheme.weight.data = tables[n % len(tables)]
         else:
-            scheme.B.data = mixes[n][0].mT
+            scheme.B.data = mixes[n][0].data.mT
         encoding = scheme(Positions.arange(IDS.size(1)), dtype=torch.float64)
         if mixes:
-            encoding = encoding.with_projected({"profile": mixes[n][1].transpose(1, 2)})
+            encoding = encoding.with_projected({"profile": mixes[n][1].detach().double().transpose(1, 2)})
         assert call.bias is not None
         q = torch.zeros(1, scheme.num_heads, IDS.size(1), 1, dtype=torch.float64)
         more, off = figures(logits(q, q, encoding).tril(), call.bias.tril())
@@ -219,7 +225,8 @@ def words(said: ModelPositions) -> str:
     if isinstance(said.input, OffsetLearned):
         found.append("a learned table, of which the first rows are no positions")
     elif isinstance(said.input, Sinusoidal):
-        found.append("sinusoids" + " of tensor2tensor" * (said.input.layout == "tensor2tensor"))
+        first = ", cosines first" * isinstance(said.input, CosineSinusoidal)
+        found.append("sinusoids" + " of tensor2tensor" * (said.input.layout == "tensor2tensor") + first)
     elif said.input is not None:
         found.append("a learned table")
     schemes = [scheme for scheme, _ in said.schedule]
@@ -291,7 +298,7 @@ def tiny(name: str, **given: Any) -> Any:
 def asked(name: str, part: str | None = None, **given: Any) -> Figures:
     """A family that is asked, against a tiny model with random weights: what is added to its input, and the scores,
     masks and scales of its layers. ValueError for a family that no size makes tiny."""
-    config = tiny(name, **given)
+    config = tiny(name, **SMALLER.get(name, {}) | given)
     part = part or ("decoder" if getattr(config, "is_encoder_decoder", False) else None)
     said = scheme_from_config(config, part)
     if any(isinstance(scheme, (T5, Inkling)) for scheme, _ in said.schedule):
@@ -300,8 +307,9 @@ def asked(name: str, part: str | None = None, **given: Any) -> Figures:
     if sum(each.numel() for each in shape.parameters()) > 2e7:
         raise ValueError(f"{name} must have at most 20 million parameters")
     kind = type(shape)
-    model = model_of(config, kind)
-    found, count, worst = compared(config, said, kind)
+    own = any(map(is_own, shape.modules()))
+    model: Any = model_of(config, kind, "eager" if own else "posenc_watched")
+    found, count, worst = (compared_by_softmax if own else compared)(config, said, kind)
     assert not found, (name, found)
     if said.input is None:
         return count, worst
@@ -309,9 +317,10 @@ def asked(name: str, part: str | None = None, **given: Any) -> Figures:
     for path, module in model.named_modules():
         if re.search("pos|wpe", path) and re.search("Embedding", type(module).__name__):
             module.register_forward_hook(lambda module, args, out: added.append((module, out)))
-    with torch.no_grad():
+    with torch.no_grad(), Scores():
         model(input_ids=IDS)
-    module, theirs = next(each for each in added if each[1].size(-1) == said.input.dim)
+    buffers = [(each, each.pos_encoding[: IDS.size(1)]) for each in model.modules() if hasattr(each, "pos_encoding")]
+    module, theirs = next(each for each in (*added, *buffers) if each[1].size(-1) == said.input.dim)
     if isinstance(said.input, Learned):
         said.input.weight.data = module.weight.data  # type: ignore[operator, union-attr]
     ours = said.input.table(Positions.arange(IDS.size(1)), dtype=torch.float64)
@@ -341,13 +350,17 @@ def answer(name: str) -> str:
 
 
 def asked_figures(name: str) -> Figures | None:
-    """Those of a family that is asked, or None if transformers has no tiny model of it alone."""
+    """Those of a family that is asked, or of its text, or None if transformers has no tiny model of it alone."""
+    given = LACKING.get(name, {})
     try:
-        return asked(name, **LACKING.get(name, {}))
+        return asked(name, **given)
     except AssertionError:
         raise
     except Exception:  # of transformers, whose sizes depend on one another
-        return None
+        whole = CONFIG_MAPPING[name](**given)
+        parts = [getattr(whole, part, None) for part in ("text_config", "decoder")]
+        texts = [part.model_type for part in parts if getattr(part, "model_type", name) != name]
+        return asked_figures(texts[0]) if texts else None
 
 
 REASON = re.compile(

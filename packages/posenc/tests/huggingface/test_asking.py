@@ -190,6 +190,24 @@ PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
             "extent=20, length=15, clip=8.0), whole text, a sink",
         ],
     ),
+    (
+        "gpt_neo",
+        None,
+        {"num_layers": 2, "hidden_size": 36, "num_heads": 3, "window_size": 30, "vocab_size": 64}
+        | {"attention_types": [[["global", "local"], 1]]},
+        ["input: Learned(2048, 36)", "layer 0: NoPE, whole text, scale 1", "layer 1: NoPE, window of 30 keys, scale 1"],
+    ),
+    ("gpt_neox_japanese", None, SIZES, ["decoder, 4 layers", "RoPE, base 10000, all 12 channels, half layout"]),
+    ("roformer", None, SIZES, ["encoder, 4 layers", "RoPE, base 10000, all 12 channels, interleaved layout"]),
+    ("rembert", None, SIZES | {"input_embedding_size": 20}, ["input: Learned(4096, 20)", "encoder, 4 layers"]),
+    ("git", None, SIZES, ["decoder, 4 layers", "input: Learned(4096, 36)"]),
+    ("mvp", "decoder", STACK, ["decoder, 3 layers", "OffsetLearned(92, 36, offset=2)", "to the encoder has no pos"]),
+    (
+        "xglm",
+        None,
+        {"d_model": 36, "attention_heads": 3, "num_layers": 2, "ffn_dim": 24, "vocab_size": 64},
+        ["input: OffsetSinusoidal(36, offset=2)", "decoder, 2 layers"],
+    ),
     ("musicgen_decoder", None, SIZES | {"ffn_dim": 24}, ["input: CosineSinusoidal(36)"]),
     (
         "hrm_text",
@@ -253,13 +271,14 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (
         "mamba",
         {},
-        "its model's code: none of its modules calls transformers' attention functions, wh",
+        "of mamba could not be read from its model's code: it has no attention modules",
     ),
-    (
-        "gpt_neo",
-        {},
-        "of gpt_neo could not be read from its model's code: it has attention classes of its own, and takes no other",
-    ),
+    ("rwkv", {}, "RwkvSelfAttention neither calls transformers' attention functions nor takes a softmax"),
+    ("mpnet", SIZES, "in layer 0 a bias is added to its scores, which is neither T5's nor Inkling's"),
+    ("longformer", {}, "LongformerSelfAttention multiplies queries and keys in no way that is known"),
+    ("deberta", SIZES | {"relative_attention": True, "pos_att_type": ["c2p"]}, "in layer 0 a bias is added to its sco"),
+    ("nystromformer", SIZES, "a convolution over tokens is in its attention"),
+    ("big_bird", {}, "none of the attention modules that it was built with was called"),
     (
         "vjepa2",
         PIXELS | {"crop_size": 24, "frames_per_clip": 8},
@@ -277,7 +296,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         SIZES | OF_QWEN4 | {"layer_types": ["full_attention"] * 4},
         "in layer 0 attention makes a mask of its own, and by indexer_n_heads in its configuration more keys",
     ),
-    ("blt", {}, "BltCrossAttention gets 34 queries for 16 tokens: its queries are no tokens"),
+    ("blt", {}, "BltCrossAttention gets 34 queries for 16 tokens: not all of its queries are tok"),
     (
         "doge",
         SIZES,

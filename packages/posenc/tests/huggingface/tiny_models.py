@@ -10,12 +10,14 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from posenc import Chunk, Positions, QueryScale, RoPE, Scheme
 from posenc.huggingface import ModelPositions
+from posenc.huggingface.questions import asks, is_own
 from posenc.positions.tiles import Visibility, visible
 from tests.huggingface.configs import ADAPTED, ALIKE, DECODERS, ENCODERS, FAMILIES, OTHERS, SIZES, SMALL
 
@@ -37,14 +39,14 @@ def small_config(name: str, **changes: Any) -> Any:
     return config_of(row, **sizes | (DECODERS | ADAPTED | ENCODERS)[name] | changes)
 
 
-def model_of(config: Any, kind: Any = None) -> nn.Module:
+def model_of(config: Any, kind: Any = None, attention: str = "posenc_watched") -> nn.Module:
     """The model without a head, or one of a ``kind``, in float64, with weights that make scores of size 1."""
     torch.manual_seed(3)
     config = copy.deepcopy(config)
     config._experts_implementation = "eager"  # the others take no float64
     config.use_cache = False  # which would have the layers of an encoder
     build = AutoModel.from_config if kind is None else kind._from_config
-    return build(config, attn_implementation="posenc_watched").double().eval()
+    return build(config, attn_implementation=attention).double().eval()
 
 
 @dataclass
@@ -82,7 +84,7 @@ def _inputs(model: nn.Module) -> Iterator[list[tuple[nn.Module, tuple[Any, ...],
     hooks = [
         module.register_forward_pre_hook(lambda m, args, kwargs: seen.append((m, args, dict(kwargs))), with_kwargs=True)
         for module in model.modules()
-        if type(module).__name__.endswith("Attention") and "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(type(module))
+        if asks(module) and not is_own(module)
     ]
     try:
         yield seen
@@ -108,7 +110,7 @@ BY_PLACE = {"position_embeddings", "position_ids", "attention_scaling"}
 """What a layer is told of positions."""
 
 
-def again(model: nn.Module, seen: Any, at_zero: Any) -> Call:
+def again(model: nn.Module, seen: Any, at_zero: Any, call: int = 0) -> Call:
     """The same layer on the same vectors, with the cos and sin of other positions."""
     module, args, kwargs = seen
     zero = {name: at_zero[2][name] for name in BY_PLACE & set(kwargs)}
@@ -120,7 +122,7 @@ def again(model: nn.Module, seen: Any, at_zero: Any) -> Call:
             module(*args, **(kwargs | zero))
     finally:
         module.attn_temperature_tuning = tuned
-    return CALLS[0]
+    return CALLS[call]
 
 
 TOKENS = 14
@@ -153,9 +155,8 @@ def compared(config: Any, said: ModelPositions, kind: Any = None) -> tuple[list[
     if "position_ids" not in inspect.signature(model.forward).parameters and any(s.doors for s, _ in said.schedule):
         raise ValueError("model must take position_ids, to be asked for the same vectors at position 0")
     ids = (torch.arange(TOKENS) % 60 + 2)[None]
-    position_ids, positions = (
-        positions_of(axes) if kind is None or (said.length or 2000) >= 2000 else positions_of(1, 3)
-    )
+    length = (kind is not None and said.length) or 2000
+    position_ids, positions = positions_of(axes) if length >= 2000 else positions_of(1, 3 if length > 600 else 1)
     line = torch.arange(TOKENS)[None]
     calls, seen = run(model, ids, position_ids)
     _, at_zero = run(model, ids, position_ids * 0)
@@ -163,9 +164,12 @@ def compared(config: Any, said: ModelPositions, kind: Any = None) -> tuple[list[
     # Some run all their layers several times.
     found = [] if len(calls) % len(said.layers) == 0 else [f"{len(calls)} layers"]
     count, worst = 0, 0.0
-    for n, (call, (scheme, window), layer) in enumerate(zip(calls, said.schedule, said.layers, strict=False)):
-        plain = again(model, seen[n], at_zero[n]) if BY_PLACE & set(seen[n][2]) else call
-        turns = at_zero[n][2].get("position_embeddings")
+    twice = len(calls) // max(len(seen), 1) or 1  # calls of one attention module
+    for n, call in enumerate(calls[: len(said.layers) * twice]):
+        (scheme, window), layer = said.schedule[n // twice], said.layers[n // twice]
+        seen_by, seen_at_zero = seen[n // twice], at_zero[n // twice]
+        plain = again(model, seen_by, seen_at_zero, n % twice) if BY_PLACE & set(seen_by[2]) else call
+        turns = seen_at_zero[2].get("position_embeddings")
         factor = (
             1.0 if turns is None else max(float(x.real.max()) for x in (turns if isinstance(turns, tuple) else [turns]))
         )
@@ -203,7 +207,7 @@ def _undo(query: Tensor, key: Tensor, scheme: Scheme, factor: float) -> None:
             x[..., part.channels.start : part.channels.stop] /= factor
 
 
-MOVES = {"axk2", "deepseek_v32", "glm_moe_dsa"}
+MOVES = {"axk2", "bailing_hybrid", "dots3_note_text", "longcat_flash", "deepseek_v32", "glm_moe_dsa"}
 """Models that move channels whatever their configuration says."""
 
 
@@ -233,3 +237,52 @@ def _visible(causal: bool, window: Any) -> Tensor:
     seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool) if seen is None else seen[0]
     block = torch.arange(TOKENS) // chunk
     return seen & (block[:, None] == block)
+
+
+class Scores(TorchFunctionMode):
+    """Notes the queries and keys that are multiplied first before each softmax, and what it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product: Any = None
+        self.found: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
+        if func is torch.full and isinstance(args[-1], float):
+            kwargs.setdefault("dtype", torch.float64)
+        if name in ("matmul", "bmm", "baddbmm") and self.product is None:
+            self.product = [x if x.dim() == 4 else x[None] for x in args[-2:]]
+        elif name == "softmax" and self.product is not None:
+            query, key = self.product[0], self.product[1].mT
+            self.found.append((query, key, args[0].view(1, query.size(1), query.size(2), key.size(2))))
+        elif name == "dropout":  # of weights or of what attention gives
+            self.product = None
+        return func(*args, **kwargs)
+
+
+def compared_by_softmax(config: Any, said: ModelPositions, kind: Any) -> tuple[list[str], int, float]:
+    """As `compared`, of attention that has code of its own: what its softmax takes, from a text of one token, whose
+    queries and keys at position 0 are those of all positions before they turn."""
+    model: Any = model_of(config, kind, "eager")
+    with torch.no_grad(), Scores() as seen:
+        model(input_ids=torch.full((1, TOKENS), 5))
+    found = [] if len(seen.found) == len(said.layers) else [f"{len(seen.found)} layers"]
+    count, worst = 0, 0.0
+    for n, ((query, key, came), (scheme, window), layer) in enumerate(
+        zip(seen.found, said.schedule, said.layers, strict=False)
+    ):
+        visible = _visible(said.causal, window).expand_as(came)
+        if not torch.equal(came > -5000, visible):
+            found.append(f"layer {n}: visibility")
+        if scheme.doors:
+            query, key = (x[:, :, :1].repeat(1, 1, TOKENS, 1) for x in (query, key))
+        encoding = scheme.tokens(Positions.arange(TOKENS), dtype=torch.float64)
+        scale = query.size(-1) ** -0.5 if layer.scale is None else layer.scale
+        ours, came = _scores(*encoding.rotate(query, key))[visible], came[visible]
+        ours *= min(1.0, scale, key=lambda c: abs(c - came.norm() / ours.norm()))  # some queries come scaled
+        size = float(came.abs().max())
+        count, worst = count + came.numel(), max(worst, float((ours - came).abs().max()) / size)
+        if worst > 1e-5:
+            found.append(f"layer {n}: scores")
+    return found, count, worst

@@ -160,7 +160,9 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
                 scheme.clip = getattr(keys.config, "rel_l2_clip_threshold", None)
             chosen = _indexed(scheme, [(each.calls[n], each.places) for each in (masks, *answers)], chosen_by)
             is_causal = bool(call.options.get("is_causal", getattr(call.module, "is_causal", True)))
-            bounds = SimpleNamespace() if asked.is_tower else config  # the masks of towers are seen whole
+            tried = masks.calls[n].tokens[1] // 2 * asked.is_own
+            known = {} if asked.is_tower else vars(config)  # the masks of towers are seen whole
+            bounds = SimpleNamespace(**{k: v for k, v in known.items() if type(v) is not int or v >= tried})
             window, causal = _window(_ruled(masks.calls[n], masks.calls, bounds, is_causal), bounds, is_causal)
             slides = call.options.get("sliding_window")
             reach = window if not isinstance(window, tuple) or window[0] is None else window[0] + 1
@@ -318,7 +320,9 @@ QUERIES = (0, 1, 5, 23, 100, 1000, 5003, 70_001, 140_009)
 
 
 BOUNDED = re.compile("window|slid|chunk|local|span|sparse|block_size|top_?k$|index|stride|compress")
-UNBOUNDED = re.compile("expert|cache|label|layer_types|moe|sparse_(en|de)coder|sparse_step")
+UNBOUNDED = re.compile(
+    "expert|cache|label|layer_types|moe|sparse_(en|de)coder|sparse_step|(unk|bos|eos|pad|mask)_index"
+)
 """Keys that may bound what a query sees, and those of the same words that do not."""
 
 
@@ -343,7 +347,7 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
     is_seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     if rule is None:
         seen, total = is_seen[0, 0], is_seen.size(-1)
-        sees = {i: seen[i].nonzero().flatten() for i in QUERIES if i < len(seen)}
+        sees = {i: seen[i].nonzero().flatten() for i in (*QUERIES, len(seen) - 1) if i < len(seen)}
         bounds = [name for name, value in vars(config).items() if BOUNDED.search(name) and value]
         if bounds := [name for name in bounds if not UNBOUNDED.search(name)]:
             raise ValueError(

@@ -140,18 +140,29 @@ class _Cheap(TorchFunctionMode):
         if func in (torch.empty, torch.zeros, torch.ones, torch.randn, torch.rand) and kwargs.get("device") is None:
             sizes = kwargs.get("size", args)
             sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)) else sizes
-            if func is torch.empty or math.prod(sizes) > 2**22:
+            if func is torch.empty or math.prod(sizes) > 2**24:
                 kwargs["device"] = "meta"
         return func(*args, **kwargs)
 
 
+NAMED = re.compile("att(entio)?n", re.I)
+PRODUCTS = ("__matmul__", "baddbmm", "bmm", "matmul")
+"""Names of functions of which attention with code of its own takes one before and one after a softmax."""
+
+
 def asks(module: nn.Module) -> bool:
-    """Whether a module calls transformers' table of attention functions itself."""
-    return _codeasks(type(module))  # type: ignore[arg-type]  # mypy takes a class for one without a hash
+    """Whether a module is attention that can be asked."""
+    return bool(_code_of(type(module)))  # type: ignore[arg-type]  # mypy takes a class for one without a hash
+
+
+def is_own(module: nn.Module) -> bool:
+    """Whether a module computes attention itself, not by transformers' table of attention functions."""
+    return _code_of(type(module)) == "own"  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=1024)
-def _codeasks(kind: type) -> bool:
+def _code_of(kind: type) -> str:
+    """How a class attends: by transformers' "table", by code of its "own", or not ("")."""
     methods = [
         inspect.unwrap(method)
         for each in kind.__mro__
@@ -159,7 +170,10 @@ def _codeasks(kind: type) -> bool:
         for method in vars(each).values()
         if inspect.isfunction(method)
     ]
-    return any("ALL_ATTENTION_FUNCTIONS" in method.__code__.co_names for method in methods)
+    names = {name for method in methods for name in method.__code__.co_names}
+    if "ALL_ATTENTION_FUNCTIONS" in names:
+        return "table"
+    return "own" if NAMED.search(kind.__name__) and names & {"softmax", "Softmax"} else ""
 
 
 def _silence(module: nn.Module) -> None:
@@ -191,15 +205,20 @@ class Asked(TorchFunctionMode):
 
     Linear layers give every token the same vector, and so do tables, unless tokens look up different rows."""
 
-    is_tower = even = plain = normalized = multiplied = False
+    is_tower = even = plain = normalized = multiplied = rotates = False
     """Whether it takes pixels, sound or series; whether norms have no weights, since those behind a rotation would
-    scale its channels; whether cos and sin are asked for without their factor, were seen, and have one."""
+    scale its channels; whether cos and sin are asked for without their factor, were seen, and have one; whether
+    sinusoids turn queries and keys, and are not added to tokens."""
 
     def __init__(self, config: Any, stack: str | None = None, model: nn.Module | None = None) -> None:
         super().__init__()
         self.config, self.stack = config, stack
         self.model = built(config, stack) if model is None else model
         self.tokens = self.inside = 0  # of its text, and of the attention modules that run
+        self.attending: nn.Module | None = None
+        self.product: list[Any] = []
+        self.entered = ""
+        self.sight: Tensor | None = None
         self.parameters = inspect.signature(self.model.forward).parameters
         is_grid = "grid_thw" in self.parameters  # patches, by row and column, or time too
         self.axes = is_grid * (3 if "include_temporal=True" in inspect.getsource(type(self.model).forward) else 2)
@@ -221,19 +240,26 @@ class Asked(TorchFunctionMode):
             return self.projected(*(*args, *kwargs.values())[:2])
         if func is torch.addmm:  # transformers' Conv1D
             return self.projected(args[1], args[2].mT)
-        made = self.instead(func, args, kwargs)
+        if func is torch.full and kwargs.get("dtype") is None and isinstance(args[-1], float):  # the least of float64
+            kwargs["dtype"] = torch.float64
+        made = self.attended(func, args, kwargs)
+        made = self.instead(func, args, kwargs) if made is None else made
         return func(*args, **kwargs) if made is None else made
 
     def _prepare(self) -> None:
         if not any(asks(module) for module in self.model.modules()):
-            raise ValueError("none of its modules calls transformers' attention functions, where positions are seen")
+            names = [name for m in self.model.modules() if NAMED.search(name := type(m).__name__)]
+            does = "neither calls transformers' attention functions nor takes a softmax"
+            raise ValueError(f"{names[-1]} {does}" if names else "it has no attention modules")
+        self.is_own = any(map(is_own, self.model.modules()))
+        self.most = SLOTS if self.is_own else COUNTED  # tokens that are counted
         _prune(self.model, self.is_tower)
         indexers.record(self.model)
         self.fixed: dict[str, Tensor] = {}
         self.frozen: set[str] = set()
         for name, module in self.model.named_modules():
             if asks(module):
-                module.register_forward_pre_hook(lambda module, args: self._enter(1))
+                module.register_forward_pre_hook(lambda module, args: self._enter(1, module))
                 module.register_forward_hook(lambda module, args, out: self._enter(-1))
             if _is_rotary(module):
                 module.register_forward_hook(self._turned)
@@ -340,21 +366,70 @@ class Asked(TorchFunctionMode):
         self.added.append(other.detach().double().reshape(-1, other.size(-1)))
         return same
 
-    def _enter(self, step: int) -> None:
+    def _enter(self, step: int, module: nn.Module | None = None) -> None:
         self.inside += step
+        self.entered = self.entered if module is None else type(module).__name__
+        self.attending, self.product = module if module is not None and is_own(module) else None, []
+
+    def attended(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """What attention with code of its own gets in place of its scores, numbers by which its scale, bias and mask
+        are seen before its softmax, and in place of its weights, zeros."""
+        name = getattr(func, "__name__", "")
+        if name in ("conv1d", "conv2d") and self.inside and self.is_own and args[1].shape[2:].numel() > 1:
+            raise ValueError("a convolution over tokens is in its attention")
+        if self.attending is None or name not in (*PRODUCTS, "softmax"):
+            return None
+        if name == "softmax":
+            if len(self.product) == 3:
+                return self._seen_by_softmax(args[0])
+        elif not self.product:
+            *summand, x, y = args
+            shape = *x.shape[:-1], y.size(-1)
+            if math.prod(shape) > 2**23:
+                raise ValueError(f"{type(self.attending).__name__} is asked of at most 2^23 scores, got {shape}")
+            drawn = torch.Generator().manual_seed(0)
+            scores = 1 + torch.rand(shape[-2:], generator=drawn, dtype=torch.float64).expand(shape)
+            self.product = [x, y.mT, scores]
+            scores = scores.to(x.dtype) * kwargs.get("alpha", 1)
+            return scores + summand[0] * kwargs.get("beta", 1) if summand else scores
+        elif len(self.product) == 5:
+            from transformers import AttentionInterface
+
+            query, key, mask, scale, bias = self.product
+            tensors = [x if x is None or x.dim() == 4 else x[None] for x in (query, key, args[1], mask, bias)]
+            module, self.attending = self.attending, None
+            listen: Any = AttentionInterface._global_mapping[NAME]  # as if it called transformers' functions
+            listen(module, *tensors[:4], scaling=scale, position_bias=tensors[4])
+        return None
+
+    def _seen_by_softmax(self, x: Tensor) -> Tensor:
+        query, key, scores = self.product
+        came = x.double().reshape(scores.shape)
+        is_seen = came > -5000.0  # some hide keys by -10,000
+        if bool((is_seen != is_seen[..., :1, :, :]).any()):
+            raise ValueError("its heads see different keys")
+        is_seen = self.sight if self.sight is not None and torch.equal(self.sight, is_seen) else is_seen
+        self.sight = is_seen
+        scale = float((came / scores)[is_seen].median())  # of float32, in some models
+        scale = next((c for c in (1.0, query.size(-1) ** -0.5) if math.isclose(c, scale, rel_tol=1e-6)), scale)
+        bias = (came - scale * scores) * is_seen
+        self.product = [query, key, is_seen, scale, bias if float(bias.abs().max()) > 1e-6 * abs(scale) else None]
+        return torch.zeros_like(x)
 
     def places(self, length: int | None) -> tuple[Tensor, Tensor]:
         """Where it is asked, and where the answer is compared."""
-        end = min(length or 4096, 4096 * ROWS if self.takes_ids else COUNTED)
+        end = min(length or 4096, 4096 * ROWS if self.takes_ids else self.most)
         return within(PLACES, end), within(FRESH, end)
 
     def masks(self, end: int) -> Answer:
         """The calls of which masks and tables are looked at, with one for all windows of a grid."""
-        answer = self(torch.arange(self.whole or min(24, end)), by_ids=self.axes > 0)
+        near = [n for name, n in vars(self.config).items() if "window" in name and type(n) is int and n <= 512]
+        tokens = max([24, *(2 * n + 8 for n in near * self.is_own)])  # beyond a window, whose rule is not seen
+        answer = self(torch.arange(self.whole or min(tokens, end)), by_ids=self.axes > 0)
         if self.axes:
             answer.calls = list({call.module: call for call in reversed(answer.calls)}.values())[::-1]
         counts = bool(self.sinusoids or self.added) and not self.axes
-        return self(torch.arange(min(end, COUNTED)), by_ids=False) if counts else answer
+        return self(torch.arange(min(end, self.most)), by_ids=False) if counts else answer
 
     def rows_of(self, added: Tensor, starts: Iterable[int]) -> tuple[str, int, int] | None:
         """The table whose rows were added, the first of them, and how many it has."""
@@ -365,10 +440,12 @@ class Asked(TorchFunctionMode):
                     return name, first, len(rows)
         return None
 
-    def _added(self, name: str) -> Callable[..., Tensor]:
+    def _added(self, name: str) -> Callable[..., Tensor | None]:
         """A hook that records what a module without learned numbers adds by position, and adds nothing."""
 
-        def hook(module: nn.Module, args: Any, out: Tensor) -> Tensor:
+        def hook(module: nn.Module, args: Any, out: Tensor) -> Tensor | None:
+            if self.rotates:
+                return None
             rows = self.fixed.get(f"{name}.weight", getattr(module, "weights", None))
             self.sinusoids[name] = out.reshape(-1, out.size(-1)).double(), rows
             return torch.zeros_like(out)
@@ -411,8 +488,8 @@ class Asked(TorchFunctionMode):
         for call in calls:
             if call.tokens[1] != self.tokens and not (self.axes and self.tokens == GRID**2):
                 raise ValueError(
-                    f"{type(call.module).__name__} gets {call.tokens[1]} queries for {self.tokens} tokens: its queries "
-                    "are no tokens"
+                    f"{type(call.module).__name__} gets {call.tokens[1]} queries for {self.tokens} tokens: not all of "
+                    "its queries are tokens"
                 )
         return Answer(calls, dict(self.tables), places, bool(across), dict(self.buckets))
 
@@ -423,7 +500,7 @@ class Asked(TorchFunctionMode):
         self.differing: list[str] = []
         self.tables: dict[str, tuple[Tensor, list[int]]] = {}
         self.buckets: dict[str, tuple[Tensor, Tensor]] = {}
-        self.inside = 0
+        self.inside, self.entered = 0, ""
         self.added: list[Tensor] = []
         self.sinusoids: dict[str, tuple[Tensor, Tensor | None]] = {}
         self.made: dict[str, Tensor] = {}
@@ -443,7 +520,15 @@ class Asked(TorchFunctionMode):
             if c.tokens[1] == self.tokens or c.query.size(1) != self.tokens or bool((c.query != c.query[:, :1]).any())
         ]
         if not calls:
-            raise ValueError("none of its layers called its attention function")
+            does = "multiplies queries and keys in no way that is known"
+            raise ValueError(
+                f"{self.entered} {does}"
+                if self.entered
+                else "none of the attention modules that it was built with was called"
+            )
+        if self.sinusoids and not self.rotates and not any(bool(call.query.any()) for call in calls):
+            self.rotates = True
+            return self._run(given, plain, keep)
         if self.differing:
             raise ValueError(f"tokens already differ where {self.differing[0]} takes them, before queries and keys")
         modules = dict.fromkeys(call.module for call in calls)
@@ -476,8 +561,8 @@ class Asked(TorchFunctionMode):
             "lang_ids": torch.zeros(1, dtype=torch.long),
         }
         if self.stack == "decoder":
-            states = torch.zeros(1, self.tokens + ENCODED, getattr(config, "hidden_size", 64))
-            given["encoder_hidden_states"] = states
+            width = getattr(config, "hidden_size", 64)
+            given["encoder_hidden_states"] = torch.zeros(1, self.tokens + ENCODED, width, dtype=torch.float64)
         given |= {"position_ids": ids_of} if by_ids else {}
         return {name: value for name, value in given.items() if name in self.parameters}
 
@@ -547,13 +632,16 @@ def built(config: Any, stack: str | None = None, kind: Any = None) -> nn.Module:
         for name in (RECORD, "attn_implementation"):  # of a patched model, whose own positions are asked for
             vars(own).pop(name, None)
         with _listening([]), _Cheap(), no_init_weights(), torch.random.fork_rng(devices=[]):
-            model: nn.Module = kind._from_config(own, attn_implementation=NAME, dtype=torch.float64)
+            try:
+                model: nn.Module = kind._from_config(own, attn_implementation=NAME, dtype=torch.float64)
+            except KeyError as error:
+                if NAME not in error.args:
+                    raise
+                model = kind._from_config(own, attn_implementation="eager", dtype=torch.float64)  # a class of its own
         if stack is not None and "CausalLM" not in kind.__name__:
             model = getattr(model, f"get_{stack}")()
         return model.eval()
     except Exception as error:  # of any type: transformers computes with the configuration
-        if isinstance(error, KeyError) and NAME in error.args:
-            raise ValueError("it has attention classes of its own, and takes no other") from error
         raise ValueError(f"its model could not be built: {_reason(error, config)}") from error
 
 

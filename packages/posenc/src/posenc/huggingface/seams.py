@@ -32,6 +32,7 @@ from posenc.huggingface.questions import (
     Asked,
     asks,
     built,
+    is_own,
     length_of,
     within,
 )
@@ -438,7 +439,10 @@ class Seams:
 
     def _ask(self) -> None:
         config = self.part.config
-        self.asked = asked = Asked(config, model=built(config, kind=type(self.part)))
+        model = built(config, kind=type(self.part))
+        if all(is_own(module) or not asks(module) for module in model.modules()):
+            raise ValueError("none of its modules calls transformers' attention functions, where positions are seen")
+        self.asked = asked = Asked(config, model=model)
         if "input_ids" not in asked.parameters:
             raise ValueError(
                 f"it takes {next(iter(asked.parameters))}, and a scheme is put into models of input_ids alone"
