@@ -277,6 +277,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("mpnet", SIZES, "in layer 0 a bias is added to its scores, which is neither T5's nor Inkling's"),
     ("longformer", {}, "LongformerSelfAttention multiplies queries and keys in no way that is known"),
     ("deberta", SIZES | {"relative_attention": True, "pos_att_type": ["c2p"]}, "in layer 0 a bias is added to its sco"),
+    ("xlnet", {"n_layer": 2}, "XLNetRelativeAttention multiplies queries and keys in no way that is known"),
     ("nystromformer", SIZES, "a convolution over tokens is in its attention"),
     ("big_bird", {}, "none of the attention modules that it was built with was called"),
     (

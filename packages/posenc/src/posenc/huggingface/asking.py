@@ -83,6 +83,7 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             if isinstance(each, int) and each >= 0 and each not in sizes:
                 raise ValueError(f"its {name} must be within {sizes[0]}..{sizes[-1]}, got {each}")
     count, length = getattr(config, f"{stack}_layers", getattr(config, "num_hidden_layers", 0)) or 0, length_of(config)
+    count = count if isinstance(count, int) else 0  # LXMERT has a dictionary
     if (shared := getattr(config, "num_kv_shared_layers", None) or 0) >= count > 0:
         raise ValueError(f"all its layers take keys and values of another model: num_kv_shared_layers is {shared}")
     tuned = getattr(config, "floor_scale", None) if getattr(config, "attn_temperature_tuning", False) else None

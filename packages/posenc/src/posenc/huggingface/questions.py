@@ -145,6 +145,7 @@ class _Cheap(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+UNKNOWN = "multiplies queries and keys in no way that is known"
 NAMED = re.compile("att(entio)?n", re.I)
 PRODUCTS = ("__matmul__", "baddbmm", "bmm", "matmul")
 """Names of functions of which attention with code of its own takes one before and one after a softmax."""
@@ -217,7 +218,7 @@ class Asked(TorchFunctionMode):
         self.tokens = self.inside = 0  # of its text, and of the attention modules that run
         self.attending: nn.Module | None = None
         self.product: list[Any] = []
-        self.entered = ""
+        self.left = ""
         self.sight: Tensor | None = None
         self.parameters = inspect.signature(self.model.forward).parameters
         is_grid = "grid_thw" in self.parameters  # patches, by row and column, or time too
@@ -260,7 +261,7 @@ class Asked(TorchFunctionMode):
         for name, module in self.model.named_modules():
             if asks(module):
                 module.register_forward_pre_hook(lambda module, args: self._enter(1, module))
-                module.register_forward_hook(lambda module, args, out: self._enter(-1))
+                module.register_forward_hook(lambda module, args, out: self._enter(-1, module))
             if _is_rotary(module):
                 module.register_forward_hook(self._turned)
             if "Sinusoidal" in type(module).__name__:
@@ -299,7 +300,7 @@ class Asked(TorchFunctionMode):
             for name, old in list(module._parameters.items()):
                 if old is None or f"{path}.{name}" in self.fixed:
                     continue
-                dtype = old.dtype if old.dtype.is_floating_point else torch.float64
+                dtype = old.dtype if old.dtype.is_floating_point and not is_own(module) else torch.float64
                 if old.numel() <= 2**16:
                     new = self._draw(f"{path}.{name}", old.shape) * 0.02
                     if self.even and old.dim() == 1:
@@ -366,10 +367,10 @@ class Asked(TorchFunctionMode):
         self.added.append(other.detach().double().reshape(-1, other.size(-1)))
         return same
 
-    def _enter(self, step: int, module: nn.Module | None = None) -> None:
+    def _enter(self, step: int, module: nn.Module) -> None:
         self.inside += step
-        self.entered = self.entered if module is None else type(module).__name__
-        self.attending, self.product = module if module is not None and is_own(module) else None, []
+        self.left = type(module).__name__ if step < 0 else self.left
+        self.attending, self.product = module if step > 0 and is_own(module) else None, []
 
     def attended(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """What attention with code of its own gets in place of its scores, numbers by which its scale, bias and mask
@@ -500,7 +501,7 @@ class Asked(TorchFunctionMode):
         self.differing: list[str] = []
         self.tables: dict[str, tuple[Tensor, list[int]]] = {}
         self.buckets: dict[str, tuple[Tensor, Tensor]] = {}
-        self.inside, self.entered = 0, ""
+        self.inside, self.left = 0, ""
         self.added: list[Tensor] = []
         self.sinusoids: dict[str, tuple[Tensor, Tensor | None]] = {}
         self.made: dict[str, Tensor] = {}
@@ -508,6 +509,8 @@ class Asked(TorchFunctionMode):
             with _listening(calls, keep), torch.no_grad(), self:
                 self.model(**given)
         except Exception as error:
+            if self.left and not calls:
+                raise ValueError(f"{self.left} {UNKNOWN}") from error
             asking = {module for module in self.model.modules() if asks(module)}
             asked = {call.module for call in calls}  # after its last layer, if these are all
             count = getattr(self.config, "num_hidden_layers", None) or len(asking)
@@ -520,12 +523,8 @@ class Asked(TorchFunctionMode):
             if c.tokens[1] == self.tokens or c.query.size(1) != self.tokens or bool((c.query != c.query[:, :1]).any())
         ]
         if not calls:
-            does = "multiplies queries and keys in no way that is known"
-            raise ValueError(
-                f"{self.entered} {does}"
-                if self.entered
-                else "none of the attention modules that it was built with was called"
-            )
+            never = "none of the attention modules that it was built with was called"
+            raise ValueError(f"{self.left} {UNKNOWN}" if self.left else never)
         if self.sinusoids and not self.rotates and not any(bool(call.query.any()) for call in calls):
             self.rotates = True
             return self._run(given, plain, keep)
