@@ -44,6 +44,7 @@ FOLDER = Path(__file__).parent / "lesson"
 STEPS = ("why", "add", "clockwork", "table", "turn", "bias", "beside", "longer", "stretch", "decide")
 ASIDE = {
     "shuffle": "why",
+    "segments": "add",
     "decay": "turn",
     "images": "turn",
     "grid": "turn",

@@ -32,11 +32,16 @@ export const tableOf = (heads, rows, { caption, ...attributes } = {}) =>
 export const scroller = (name, more = "", ...children) =>
     element("div", { class: `scroll ${more}`, tabindex: "0", role: "region", "aria-label": name }, ...children);
 
-/** Boxes side by side, at every width, three of a row. */
-export function threeIn(box) {
-    const boxes = [1, 2, 3].map(() => element("div"));
+/** Three maps side by side, at every width: of each its map, and `said`, the words under it. */
+export function threeMaps(box, app, titles, options) {
+    const boxes = titles.map(() => element("div"));
     box.append(element("div", { class: "wide" }, element("div", { class: "three" }, ...boxes)));
-    return boxes;
+    return titles.map((title, n) => {
+        const map = app.heat(boxes[n], { label: title, columnLabel: title, rowLabel: "", ...options });
+        const said = element("p", { class: "ends" });
+        boxes[n].append(said);
+        return { map, said };
+    });
 }
 
 /** A number as it stands in words, with true minus signs. */

@@ -217,7 +217,7 @@ const features = (projected) =>
     );
 
 /** Positions as the server takes them: a list of coordinates for each token. */
-export const coordinates = (positions) => Array.from({ length: positions.length }, (_, n) => [...positions.at(n)]);
+const coordinates = (positions) => Array.from({ length: positions.length }, (_, n) => [...positions.at(n)]);
 
 /** What posenc makes of the same attention of Heads at Positions: {logits, out}, each {shape, data}. */
 export const askAttention = (app, schemes, [q, k, v = k], { positions, keyPositions, projected = {}, ...more }) =>
@@ -226,6 +226,13 @@ export const askAttention = (app, schemes, [q, k, v = k], { positions, keyPositi
         ...(keyPositions && { key_positions: coordinates(keyPositions) }),
         ...{ features: features(projected), ...more },
     });
+
+/** The vectors that posenc's scheme adds at Positions, one after another. */
+export async function askTable(app, scheme, positions) {
+    const segment = positions.segment && Array.from(positions.segment);
+    const { table } = await app.ask("table", { scheme, positions: coordinates(positions), segment });
+    return table.data;
+}
 
 /** How far two lists of numbers are apart. What is finite in one alone is apart without bounds. */
 export function apart(ours, theirs) {

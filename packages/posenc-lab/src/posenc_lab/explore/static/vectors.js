@@ -126,11 +126,8 @@ export async function fromPosenc(values, app, most = 32) {
     const { entry, options: given } = setting({ ...values, tokens: rows }, app);
     if (isByNumbers(entry)) return null;
     const parameters = entry.name === "learned" ? { weight: before(given) } : {};
-    const { table } = await app.ask("table", {
-        scheme: options.named(entry, given, parameters),
-        positions: Array.from({ length: rows }, (_, token) => [token]),
-    });
-    return { rows, data: table.data };
+    const scheme = options.named(entry, given, parameters);
+    return { rows, data: await options.askTable(app, scheme, Positions.arange(rows)) };
 }
 
 /** The sentence of a `check` that has nothing to compare. */

@@ -30,13 +30,14 @@ import * as layers from "posenc/steps/layers.js";
 import * as longer from "posenc/steps/longer.js";
 import * as past from "posenc/steps/past.js";
 import * as rescale from "posenc/steps/rescale.js";
+import * as segments from "posenc/steps/segments.js";
 import * as shuffle from "posenc/steps/shuffle.js";
 import * as stretch from "posenc/steps/stretch.js";
 import * as table from "posenc/steps/table.js";
 import * as turn from "posenc/steps/turn.js";
 import * as why from "posenc/steps/why.js";
 
-const ASIDE = [shuffle, decay, images, grid, content, rescale, past, layers];
+const ASIDE = [shuffle, segments, decay, images, grid, content, rescale, past, layers];
 
 /** The steps of the lesson, each with a figure and a question. */
 export const STEPS = [why, add, clockwork, table, turn, bias, beside, longer, stretch, decide, ...ASIDE];

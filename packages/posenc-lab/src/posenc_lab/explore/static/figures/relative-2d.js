@@ -1,6 +1,6 @@
 // Relative positions in a grid: what a chosen patch adds to its scores with every other one.
 
-import { threeIn } from "posenc/elements.js";
+import { threeMaps } from "posenc/elements.js";
 import { WAVE, wave } from "posenc/fixed.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
@@ -93,10 +93,7 @@ export const figure = {
     mount(box, app) {
         const onPick = (row, column) => app.set({ row, column });
         const names = ["part of the rows", "part of the columns", "their sum, the bias"];
-        const boxes = threeIn(box);
-        const maps = names.map((name, n) =>
-            app.heat(boxes[n], { label: name, columnLabel: name, rowLabel: "", size: 340, onPick }),
-        );
+        const maps = threeMaps(box, app, names, { size: 340, onPick });
         return ({ rows, columns, weighed: isWeighed }, { at: [row, column], parts, main }) => {
             let reach = 0;
             for (const data of [...parts, main]) for (const x of data) reach = Math.max(reach, Math.abs(x));
@@ -110,10 +107,10 @@ export const figure = {
                 rowName: (n) => `row ${n}`,
                 columnName: (n) => `column ${n}`,
             };
-            [...parts, main].forEach((data, n) => maps[n].draw(data, { ...options, columnLabel: names[n] }));
+            [...parts, main].forEach((data, n) => maps[n].map.draw(data, options));
             if (!isWeighed) return;
             const weights = { low: 0, high: undefined, centre: null, columnLabel: "attention weights of the bias" };
-            maps[2].draw(weighed(main), { ...options, ...weights });
+            maps[2].map.draw(weighed(main), { ...options, ...weights });
         };
     },
     describe({ rows, columns }, { at: [row, column], main }) {

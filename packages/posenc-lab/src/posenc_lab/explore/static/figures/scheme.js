@@ -208,9 +208,8 @@ export const figure = {
         const positions = axes > 1 ? framed(one.scheme, axes, small.side) : Positions.arange(small.tokens);
         const scheme = given.named(one.entry, one.options, one.parameters);
         if (family === "add") {
-            const { table } = await app.ask("table", { scheme, positions: given.coordinates(positions) });
             const ours = one.scheme.table(positions).data;
-            return given.agreed(ours.length, given.apart(ours, table.data));
+            return given.agreed(ours.length, given.apart(ours, await given.askTable(app, scheme, positions)));
         }
         const ofScheme = [one.scheme, one.entry, one.options, family];
         const { q, k, causal, features } = callOf(...ofScheme, positions, positions, state.draw);

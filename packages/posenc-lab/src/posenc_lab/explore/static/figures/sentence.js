@@ -105,8 +105,8 @@ export const figure = {
         const said = await given.askAttention(app, schemes, [q, k, v], { positions, causal, projected });
         let most = given.apart(out.data, said.out.data);
         if (scheme.table) {
-            const { table } = await app.ask("table", { scheme: named, positions: given.coordinates(positions) });
-            most = Math.max(most, given.apart(scheme.table(positions).data, table.data));
+            const table = await given.askTable(app, named, positions);
+            most = Math.max(most, given.apart(scheme.table(positions).data, table));
         }
         return given.agreed(out.data.length, most).replace("these numbers", "the outputs of this attention");
     },

@@ -6,6 +6,13 @@ export class Matrix {
         Object.assign(this, { rows, columns, data });
     }
 
+    /** The matrix of at(row, column). */
+    static of(rows, columns, at) {
+        const made = new Matrix(rows, columns);
+        for (let row = 0, n = 0; row < rows; row++) for (let c = 0; c < columns; c++, n++) made.data[n] = at(row, c);
+        return made;
+    }
+
     /** A view of one row. */
     row(i) {
         return this.data.subarray(i * this.columns, (i + 1) * this.columns);

@@ -12,14 +12,8 @@ export function frequencies(dim, base) {
 
 /** p_a theta_k of every token and pair, a = axes[k] the axis that turns pair k. */
 export function phasesOf(positions, theta, axes) {
-    const angles = new Matrix(positions.length, theta.length);
-    for (let token = 0; token < positions.length; token++) {
-        const [row, coords] = [angles.row(token), positions.at(token)];
-        for (let k = 0; k < theta.length; k++) {
-            row[k] = coords[axes[k]] * theta[k];
-        }
-    }
-    return angles;
+    const at = (token, k) => positions.coords[token * positions.axes + axes[k]] * theta[k];
+    return Matrix.of(positions.length, theta.length, at);
 }
 
 /** What make gives of the positions of queries and of keys, made once where they are the same. */

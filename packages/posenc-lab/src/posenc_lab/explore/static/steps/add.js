@@ -4,36 +4,29 @@ import { element } from "posenc/elements.js";
 import { Sinusoidal } from "posenc/math/add.js";
 import { Matrix } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
-import { agreed, apart, named } from "posenc/options.js";
+import { agreed, apart, askTable, named } from "posenc/options.js";
 import { count, shown } from "posenc/panel.js";
 
 const [COUNT, LONG] = [16, 1024]; // positions in the picture, and of a long text
 const [DIM, BASE] = [8, 100];
-const WAVES = { dim: DIM, base: BASE, layout: "interleaved", axes: 1 };
-
-const filled = (rows, columns, at) =>
-    new Matrix(
-        rows,
-        columns,
-        Float64Array.from({ length: rows * columns }, (_, n) => at(Math.floor(n / columns), n % columns)),
-    );
+export const WAVES = { dim: DIM, base: BASE, layout: "interleaved", axes: 1 };
 
 /** Of each code its vectors for so many positions, and the Python that makes those of the picture. */
 const CODES = {
-    counting: { name: "counting", table: (n) => filled(n, 1, (p) => p), python: `torch.arange(${COUNT})[:, None]` },
+    counting: { name: "counting", table: (n) => Matrix.of(n, 1, (p) => p), python: `torch.arange(${COUNT})[:, None]` },
     fraction: {
         name: "p / N, for N tokens",
-        table: (n) => filled(n, 1, (p) => p / n),
+        table: (n) => Matrix.of(n, 1, (p) => p / n),
         python: `(torch.arange(${COUNT})[:, None] / ${COUNT})`,
     },
     "one-hot": {
         name: "one-hot",
-        table: (n) => filled(n, n, (p, c) => Number(p === c)),
+        table: (n) => Matrix.of(n, n, (p, c) => Number(p === c)),
         python: `torch.eye(${COUNT})`,
     },
     binary: {
         name: "binary digits",
-        table: (n) => filled(n, Math.log2(n), (p, c) => (p >> (Math.log2(n) - 1 - c)) & 1),
+        table: (n) => Matrix.of(n, Math.log2(n), (p, c) => (p >> (Math.log2(n) - 1 - c)) & 1),
         python: `(torch.arange(${COUNT})[:, None] >> torch.arange(3, -1, -1) & 1)`,
     },
     waves: {
@@ -44,7 +37,7 @@ const CODES = {
 };
 
 /** The distance between the vectors of every two positions. */
-const distances = (P) => filled(P.rows, P.rows, (a, b) => Math.hypot(...P.row(a).map((x, c) => x - P.row(b)[c])));
+export const distances = (P) => Matrix.of(P.rows, P.rows, (a, b) => Math.hypot(...P.row(a).map((x, c) => x - P.row(b)[c])));
 
 /** The least and the largest distance over k positions. */
 function over(D, k) {
@@ -89,9 +82,7 @@ export const figure = {
         const weight = { shape: [COUNT, P.columns], data: P.data };
         const learned = named({ name: "learned" }, sizes, { weight });
         const scheme = code === "waves" ? named({ name: "sinusoidal" }, WAVES) : learned;
-        const positions = Array.from({ length: COUNT }, (_, p) => [p]);
-        const { table } = await app.ask("table", { scheme, positions });
-        return agreed(P.data.length, apart(P.data, table.data));
+        return agreed(P.data.length, apart(P.data, await askTable(app, scheme, Positions.arange(COUNT))));
     },
     mount(box, app) {
         const maps = element("div", { class: "two-maps" });

@@ -5,7 +5,7 @@ import { element, row } from "posenc/elements.js";
 import { Sinusoidal } from "posenc/math/add.js";
 import { Matrix, dot } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
-import { agreed, apart } from "posenc/options.js";
+import { agreed, apart, askTable } from "posenc/options.js";
 import { svg } from "posenc/svg.js";
 import { ordered } from "posenc/theme.js";
 
@@ -41,10 +41,7 @@ export const figure = {
     values({ k }) {
         const M = rotation(k);
         const before = scheme.table(new Positions(FROM));
-        const after = new Matrix(FROM.length, DIM);
-        FROM.forEach((_, row) => {
-            for (let c = 0; c < DIM; c++) after.row(row)[c] = dot(M.row(c), before.row(row));
-        });
+        const after = Matrix.of(FROM.length, DIM, (row, c) => dot(M.row(c), before.row(row)));
         return { M, before, after, turns: turnsOf(k) };
     },
     line: ({ k }) =>
@@ -53,11 +50,9 @@ export const figure = {
         `P[[${FROM.join(", ")}]] @ scheme.linear_map([${k}]).T  # the vectors at ${FROM.map((p) => p + k).join(", ")}`,
     compared: (state) => ({ shape: [FROM.length, DIM], data: figure.values(state).after.data }),
     async check({ k }, { after }, app) {
-        const { table } = await app.ask("table", {
-            scheme: { name: "sinusoidal", options: OPTIONS },
-            positions: FROM.map((p) => [p + k]),
-        });
-        return agreed(after.data.length, apart(after.data, table.data));
+        const positions = new Positions(FROM.map((p) => p + k));
+        const theirs = await askTable(app, { name: "sinusoidal", options: OPTIONS }, positions);
+        return agreed(after.data.length, apart(after.data, theirs));
     },
     mount(box, app) {
         const names = FROM.map((p) => element("span", { "data-part": "position" }, `p = ${p}`));

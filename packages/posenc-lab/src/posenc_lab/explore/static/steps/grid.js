@@ -2,16 +2,13 @@
 
 import { wave } from "posenc/fixed.js";
 import { figure as relative2d } from "posenc/figures/relative-2d.js";
-import { dot } from "posenc/math/arrays.js";
+import { Matrix, dot } from "posenc/math/arrays.js";
 import { LAST, skewing } from "posenc/skewed.js";
 
 const [L, DIM] = [4, 16];
+const [q, table] = [[1, L], [2, 2 * L - 1]].map(([seed, rows]) => new Matrix(rows, DIM, wave(seed, rows * DIM)));
 /** The numbers of each query by distance: its products with the seven rows of a table. */
-const BY_DISTANCE = Float64Array.from({ length: L * (2 * L - 1) }, (_, n) => {
-    const [q, table] = [wave(1, L * DIM), wave(2, (2 * L - 1) * DIM)];
-    const [row, column] = [Math.floor(n / (2 * L - 1)), n % (2 * L - 1)];
-    return dot(q.subarray(row * DIM, (row + 1) * DIM), table.subarray(column * DIM, (column + 1) * DIM)) / Math.sqrt(DIM);
-});
+const BY_DISTANCE = Matrix.of(L, 2 * L - 1, (row, column) => dot(q.row(row), table.row(column)) / Math.sqrt(DIM)).data;
 
 export const figure = {
     ...relative2d,

@@ -1,6 +1,6 @@
 // Side path: patches of an image, numbered in one row or by row and column, when the grid grows.
 
-import { element, threeIn } from "posenc/elements.js";
+import { threeMaps } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
@@ -79,13 +79,8 @@ export const figure = {
         return { shape: [3, side, side], data: Float64Array.from(ways.flatMap(({ scores }) => [...scores])) };
     },
     mount(box, app) {
-        const boxes = threeIn(box);
-        const maps = WAYS.map(({ title }, n) => {
-            const said = element("p", { class: "ends" });
-            const map = app.heat(boxes[n], { label: title, columnLabel: title, rowLabel: "", size: 240 });
-            boxes[n].append(said);
-            return { map, said };
-        });
+        const titles = WAYS.map(({ title }) => title);
+        const maps = threeMaps(box, app, titles, { size: 240 });
         return ({ side }, { ways, below, away }) => {
             const all = ways.flatMap(({ scores }) => [...scores]);
             const [low, high] = [Math.min(...all), Math.max(...all)];
@@ -98,7 +93,6 @@ export const figure = {
                     high,
                     centre: null,
                     marks: [...(n === 1 ? known : []), { row: ROW, column: COLUMN }],
-                    columnLabel: WAYS[n].title,
                     rowName: (at) => `row ${at}`,
                     columnName: (at) => `column ${at}`,
                 }),

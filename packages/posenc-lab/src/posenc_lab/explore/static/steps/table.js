@@ -5,7 +5,7 @@ import { Matrix } from "posenc/math/arrays.js";
 import { Learned, Sinusoidal } from "posenc/math/add.js";
 import { Positions } from "posenc/math/positions.js";
 import { randnPython } from "posenc/math/special.js";
-import { agreed, apart, named } from "posenc/options.js";
+import { agreed, apart, askTable, named } from "posenc/options.js";
 import { colorOf, drawing, legend, panel, shown, words } from "posenc/panel.js";
 import { remembered } from "posenc/remembered.js";
 import { svg } from "posenc/svg.js";
@@ -65,9 +65,8 @@ export const figure = {
     async check({ position }, { refused, learned: ofLearned, sinusoid: ofSinusoid }, app) {
         if (refused) return "the words of this error are posenc's own: the tests compare them";
         const alongIn = async (scheme, size) => {
-            const positions = Array.from({ length: size }, (_, n) => [n]);
-            const { table: said } = await app.ask("table", { scheme, positions });
-            const cosines = alike(new Matrix(size, DIM, Float64Array.from(said.data)));
+            const said = await askTable(app, scheme, Positions.arange(size));
+            const cosines = alike(new Matrix(size, DIM, Float64Array.from(said)));
             return cosines.subarray(position * size, (position + 1) * size);
         };
         const theirs = await alongIn(named({ name: "learned" }, SIZES, { weight: WEIGHT }), ROWS);
