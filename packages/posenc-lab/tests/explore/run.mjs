@@ -135,7 +135,7 @@ JOBS.figure = ({ name, state, change }) => {
     const app = { catalog: content.catalog, data: content };
     const values = change ? figure.change(begun, ...change, app) : begun;
     const numbers = figure.values(values, app);
-    const compared = figure.compared?.(values, app, numbers);
+    const compared = figure.compared?.(values, numbers, app);
     const controls = typeof figure.controls === "function" ? figure.controls(values, app) : figure.controls;
     return {
         title: figure.title,

@@ -24,6 +24,7 @@ PARTS = {
     "relative-2d": [6, 0, 0],
     "sentence": [4, 0, 1],
     "models": [1, 4, 0],
+    "segments": [6, 0, 1],
 }
 
 PICTURE = """name => {

@@ -2,6 +2,7 @@
 // mouse, touch and arrow keys.
 
 import { element, minus } from "posenc/elements.js";
+import { must } from "posenc/math/check.js";
 
 const MOST = 1024; // cells to a side
 const APART = { across: 34, down: 22 }; // pixels between the numbers along an edge
@@ -75,13 +76,11 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
             ),
         );
     };
-    const at = (event) => {
-        const place = canvas.getBoundingClientRect();
-        const clamp = (x, most) => Math.min(Math.max(Math.floor(x), 0), most - 1);
-        return {
-            row: clamp(((event.clientY - place.top) / place.height) * shown.rows, shown.rows),
-            column: clamp(((event.clientX - place.left) / place.width) * shown.columns, shown.columns),
-        };
+    const within = (x, count) => Math.min(Math.max(Math.floor(x), 0), count - 1);
+    const cellAt = (row, column) => ({ row: within(row, shown.rows), column: within(column, shown.columns) });
+    const at = ({ clientX, clientY }) => {
+        const { left, top, width, height } = canvas.getBoundingClientRect();
+        return cellAt(((clientY - top) / height) * shown.rows, ((clientX - left) / width) * shown.columns);
     };
     const move = (to) => {
         cell = to;
@@ -97,8 +96,7 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
         if (!step) return;
         event.preventDefault();
         const from = cell ?? { row: 0, column: 0 };
-        const clamp = (x, most) => Math.min(Math.max(x, 0), most - 1);
-        move({ row: clamp(from.row + step[0], shown.rows), column: clamp(from.column + step[1], shown.columns) });
+        move(cellAt(from.row + step[0], from.column + step[1]));
     });
     for (const event of ["focus", "blur"]) canvas.addEventListener(event, () => shown && paint());
     new ResizeObserver(() => shown && paint()).observe(canvas);
@@ -115,11 +113,10 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
          */
         draw(values, options) {
             const { rows, columns, marks = [], digits = 4 } = options;
-            if (rows > MOST || columns > MOST || rows * columns !== values.length) {
-                throw new RangeError(
-                    `a picture takes up to ${MOST} x ${MOST} numbers, got ${rows} x ${columns} and ${values.length}`,
-                );
-            }
+            must(
+                rows <= MOST && columns <= MOST && rows * columns === values.length,
+                `a picture takes up to ${MOST} x ${MOST} numbers, got ${rows} x ${columns} and ${values.length}`,
+            );
             let [least, most] = [options.low ?? Infinity, options.high ?? -Infinity];
             if (options.low === undefined || options.high === undefined) {
                 let [below, above] = [Infinity, -Infinity];

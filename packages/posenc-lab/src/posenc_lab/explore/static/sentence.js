@@ -3,6 +3,7 @@
 import { FEATURES, isForDecoders } from "posenc/effect.js";
 import { Kept } from "posenc/kept.js";
 import { attend } from "posenc/math/attend.js";
+import { must } from "posenc/math/check.js";
 import { Positions } from "posenc/math/positions.js";
 import { isByNumbers, noteOf, numbersOf } from "posenc/numbers.js";
 import * as given from "posenc/options.js";
@@ -40,16 +41,14 @@ export function picking(text, usual = SENTENCES[0]) {
 /** {words, order, entry, options, scheme, learned, parameters} of a state. */
 export function chosen({ text, word, order: places, scheme: name, options: said, spread }, app) {
     const words = wordsOf(text);
-    if (words.length < 2 || words.length > MOST)
-        throw new RangeError(`the sentence must have 2 to ${MOST} words, got ${words.length}`);
+    const isWithin = words.length >= 2 && words.length <= MOST;
+    must(isWithin, `the sentence must have 2 to ${MOST} words, got ${words.length}`);
     const order = places ? places.split(",").map(Number) : words.map((_, n) => n);
-    if ([...order].sort((a, b) => a - b).join() !== words.map((_, n) => n).join()) {
-        throw new RangeError(`order must be the numbers 0 to ${words.length - 1}, each once, got ${places}`);
-    }
-    if (!(word in words)) throw new RangeError(`word must be one of 0 to ${words.length - 1}, got ${word}`);
+    const hasEach = [...order].sort((a, b) => a - b).join() === words.map((_, n) => n).join();
+    must(hasEach, `order must be the numbers 0 to ${words.length - 1}, each once, got ${places}`);
+    must(word in words, `word must be one of 0 to ${words.length - 1}, got ${word}`);
     const entry = given.entryOf(app, name);
-    if (!takes(entry))
-        throw new RangeError(`scheme must be one that tells the words of a line apart, got ${entry.title}`);
+    must(takes(entry), `scheme must be one that tells the words of a line apart, got ${entry.title}`);
     const wanted = given.optionsOf(entry, said, SIZES);
     const counted = { words, order, entry, learned: [], parameters: {} };
     if (isByNumbers(entry)) {

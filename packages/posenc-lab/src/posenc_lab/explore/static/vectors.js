@@ -14,7 +14,7 @@ const MINILM_SIZES = { tokens: 512, dim: 384 };
 const HIDDEN = ["dim", "axes", "learned", "hidden", "max_positions"]; // options that these figures set themselves
 
 /** The control that chooses the scheme, in the words of the catalog: those that add vectors by the position. */
-export function schemeControl(app) {
+function schemeControl(app) {
     const titles = { learned: "Learned, before training", [MINILM]: "Learned, in all-MiniLM-L6-v2" };
     const computed = app.catalog.filter((entry) => isByNumbers(entry) && usualOf(entry, app).kept.table);
     const choices = ["sinusoidal", "learned", MINILM, ...computed.map(({ name }) => name)].map((value) => ({
@@ -25,7 +25,7 @@ export function schemeControl(app) {
 }
 
 /** Controls of the scheme's own options. */
-export function ownControls(values, app) {
+function ownControls(values, app) {
     if (values.scheme === MINILM) return [];
     const { entry, options: given } = setting(values, app);
     return options.optionControls(entry, given, HIDDEN, (name) =>
@@ -33,15 +33,8 @@ export function ownControls(values, app) {
     );
 }
 
-/** What moving a control makes of the values. */
-export const change = (values, name, value, app) =>
-    values.scheme === MINILM ? options.change(values, name, value) : changed(values, name, value, app);
-
-export const shown = (values, app) =>
-    values.scheme === MINILM ? {} : options.optionValues(setting(values, app).options);
-
 /** The sizes of a table that is as it is, a model's or one that posenc has computed; null of a scheme that has any. */
-export function sizesOf({ scheme }, app) {
+function sizesOf({ scheme }, app) {
     if (scheme === MINILM) return MINILM_SIZES;
     const entry = options.entryOf(app, scheme);
     if (!isByNumbers(entry)) return null;
@@ -56,8 +49,31 @@ export function noteOn({ scheme, options: text }, app) {
     return noteOf(entry, app, options.optionsOf(entry, text));
 }
 
-/** How many positions and dimensions there can be. */
-export const limits = (values, most, app) => sizesOf(values, app) ?? most;
+/** What figures of such tables share: the controls, `own` ones of a figure among them, and what they change. There are up
+ * to `most` positions and dimensions, the latter in steps. */
+export const ofTable = (most, step, own) => ({
+    controls(values, app) {
+        const sizes = sizesOf(values, app);
+        return [
+            schemeControl(app),
+            { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
+            ...own(values),
+            { name: "tokens", label: "positions", kind: "range", min: 16, max: (sizes ?? most).tokens, step: 16 },
+            ...(sizes ? [] : [{ name: "dim", label: "dim", kind: "range", min: step, max: most.dim, step }]),
+            ...ownControls(values, app),
+        ];
+    },
+    shown: (values, app) => (values.scheme === MINILM ? {} : options.optionValues(setting(values, app).options)),
+    change(values, name, value, app) {
+        const made = (values.scheme === MINILM ? options.change : changed)(values, name, value, app);
+        const sizes = sizesOf(made, app);
+        const tokens = Math.min(made.tokens, (sizes ?? most).tokens);
+        const dim = Math.min((sizes ?? made).dim, most.dim);
+        const next = { ...made, tokens, dim, position: Math.min(made.position, tokens - 1) };
+        return "dimension" in made ? { ...next, dimension: Math.min(made.dimension, dim - 1) } : next;
+    },
+    use: useOf,
+});
 
 /** The entry and its options; `kept`, of a scheme that is drawn by numbers, has those of the table. */
 function setting({ scheme, dim, tokens, options: text }, app) {
@@ -104,7 +120,7 @@ export function python(values, app) {
 }
 
 /** The vectors added to the tokens of a model, in Python. */
-export function useOf(values, app) {
+function useOf(values, app) {
     const { tokens } = values;
     if (values.scheme === MINILM) {
         const { dim } = MINILM_SIZES;

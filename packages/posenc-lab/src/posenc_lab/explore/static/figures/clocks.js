@@ -33,7 +33,7 @@ export const figure = {
     use: ({ dim, base }) => rope(dim, { base }),
     line: ({ dim, base, position }) =>
         `theta, _ = posenc.RoPE(${dim}, base=${base}).frequencies()\n${position} * theta[0]`,
-    compared: (state) => ({ shape: [state.dim / 2], data: figure.values(state).main }),
+    compared: ({ dim }, { main }) => ({ shape: [dim / 2], data: main }),
     check: ({ dim, base, position }, { main }, app) => checkAngles({ dim, base, position, angles: main }, app),
     mount(box, app) {
         const clocks = element("div", {

@@ -46,7 +46,7 @@ export const figure = {
         "import torch, posenc\n\nscheme = posenc.DistanceAware(num_heads=1).double()\n" +
         `w, v = torch.tensor([[${w}], [${v}]], dtype=torch.float64)\nscheme.load_state_dict({"w": w, "v": v})\n` +
         `scheme.factor(torch.arange(${length + 1}, dtype=torch.float64))[0].detach()`,
-    compared: (state) => ({ shape: [state.length + 1], data: values(state).main }),
+    compared: ({ length }, { main }) => ({ shape: [length + 1], data: main }),
     mount(box, app) {
         const family = app.lines(box, {
             label: "the factor against R = w |i − j|",

@@ -197,10 +197,7 @@ export const figure = {
         const schemes = entries.map((entry) => options.python(entry, options.optionsOf(entry)));
         return `${options.imports(entries)}from posenc.encoding.encoding import DOORS  # ${Object.keys(DOORS).join(", ")}\nscheme = ${schemes.join(" + ")}\ntorch.tensor([float(door in scheme.doors) for door in DOORS])`;
     },
-    compared(values, app) {
-        const { open } = figure.values(values, app);
-        return { shape: [4], data: Float64Array.from(Object.values(open), (by) => Number(by.length > 0)) };
-    },
+    compared: (values, { open }) => ({ shape: [4], data: Object.values(open).map((by) => Number(by.length > 0)) }),
     mount(box, app) {
         const picture = element("div", { style: "flex: 1 1 100%" });
         const words = element("ul", { style: "flex: 1 1 16rem; margin: 0; padding-left: 1.2rem" });

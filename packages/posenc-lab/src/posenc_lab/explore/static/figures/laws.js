@@ -1,6 +1,7 @@
 // What each scheme's mathematics does, law by law, as posenc laws measured it.
 
 import { element, row, scroller, tableOf } from "posenc/elements.js";
+import { choice } from "posenc/math/check.js";
 
 const ALL = "all laws";
 const NO_DOOR = "none";
@@ -21,10 +22,8 @@ export const figure = {
     ],
     values({ door, table, scheme, law }, app) {
         const names = app.catalog.map((entry) => entry.name);
-        if (scheme && !names.includes(scheme))
-            throw new RangeError(`scheme must be one of ${names.join(", ")}, got "${scheme}"`);
-        if (law && !(law in app.data.laws))
-            throw new RangeError(`law must be one of ${Object.keys(app.data.laws).join(", ")}, got "${law}"`);
+        if (scheme) choice("scheme", scheme, names);
+        if (law) choice("law", law, Object.keys(app.data.laws));
         const entries = app.catalog.filter(
             ({ doors }) => door === "any" || (door === NO_DOOR ? !doors.length : doors.includes(door)),
         );

@@ -163,10 +163,10 @@ export const figure = {
             "torch.stack(nats) / torch.tensor(2.0).log()  # bits of each byte after the first"
         );
     },
-    compared(state, app) {
-        const { models, bytes } = values(state, app);
-        return { shape: [models.length, bytes.length - 1], data: models.flatMap(({ bits }) => Array.from(bits)) };
-    },
+    compared: (state, { models, bytes }) => ({
+        shape: [models.length, bytes.length - 1],
+        data: models.flatMap(({ bits }) => Array.from(bits)),
+    }),
     async check(state, { models, bytes }, app) {
         let most = 0;
         for (const { name, scaling, bits } of models) {

@@ -86,10 +86,10 @@ export const figure = {
             `bias${state.weighed ? ".softmax(-1)" : ""}.reshape(${rows}, ${columns}).detach()`
         );
     },
-    compared(state) {
-        const bias = biasOf(made(state));
-        return { shape: [state.rows, state.columns], data: state.weighed ? weighed(bias) : bias };
-    },
+    compared: ({ rows, columns, weighed: isWeighed }, { main }) => ({
+        shape: [rows, columns],
+        data: isWeighed ? weighed(main) : main,
+    }),
     mount(box, app) {
         const onPick = (row, column) => app.set({ row, column });
         const names = ["part of the rows", "part of the columns", "their sum, the bias"];

@@ -109,10 +109,8 @@ export const figure = {
         `q = rope(posenc.Positions.arange(${length}), dtype=torch.float64).rotate_query(ones)[0, 0]\n` +
         `built = q @ q[${peak}] / ${dim}**0.5  # the key is the query turned to the peak\n` +
         `torch.stack((rotary_bound(rope.frequencies()[0][0], torch.arange(${length})), built${isWeighed ? ".softmax(-1)" : ""}))`,
-    compared(state) {
-        const { bound, built } = figure.values(state);
-        const shown = state.weighed ? weighed(built) : built;
-        return { shape: [2, state.length], data: Float64Array.from([...bound, ...shown]) };
+    compared({ length, weighed: isWeighed }, { bound, built }) {
+        return { shape: [2, length], data: [...bound, ...(isWeighed ? weighed(built) : built)] };
     },
     async check({ dim, base, length, peak }, { built }, app) {
         const n = Math.min(length, 32);

@@ -85,10 +85,7 @@ export const figure = {
         dim: 8,
         share: 0.5,
         linear: false,
-        ntk: true,
         dynamic: true,
-        yarn: true,
-        llama3: true,
         proportional: true,
         longrope: "1, 1.5, 4, 8",
     },
@@ -159,13 +156,10 @@ export const figure = {
         `ropes = [posenc.RoPE(${state.dim}, base=${state.base}, scaling=scaling) for scaling in scalings]\n` +
         `n = torch.tensor([${state.tokens}])  # the tokens of the text, which some scalings depend on\n` +
         `torch.stack([rope.frequencies(lengths=n if rope.needs_lengths else None)[0][0] for rope in ropes])`,
-    compared(state) {
-        const { theta, lines } = figure.values(state);
-        return {
-            shape: [lines.length + 1, state.dim / 2],
-            data: Float64Array.from([...theta, ...lines.flatMap((one) => [...one.theta])]),
-        };
-    },
+    compared: ({ dim }, { theta, lines }) => ({
+        shape: [lines.length + 1, dim / 2],
+        data: [theta, ...lines.map((one) => one.theta)].flatMap((x) => [...x]),
+    }),
     async check(state, { lines }, app) {
         const { dim, base, tokens } = state;
         // A query of ones at 0 and keys of ones at places up to the last of the text, whose length scalings see.

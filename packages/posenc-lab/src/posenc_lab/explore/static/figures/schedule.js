@@ -90,10 +90,9 @@ export const figure = {
             `torch.tensor([keys(window) for scheme, window in posenc.schedules.${family}()])`,
         ].join("\n");
     },
-    compared(values, app) {
-        const { layers, kinds } = figure.values(values, app);
+    compared(values, { layers, kinds }) {
         const keys = ({ seen: [first, last] }) => last - first + 1;
-        return { shape: [layers.length], data: Float64Array.from(layers, (kind) => keys(kinds[kind])) };
+        return { shape: [layers.length], data: Array.from(layers, (kind) => keys(kinds[kind])) };
     },
     mount(box, app) {
         const about = element("p", { class: "see" });

@@ -170,7 +170,7 @@ export const figure = {
         const lines = pythonOf(one, state);
         return state.weighed && isScore(one) && !isDrawn(one) ? weights(lines, one, state) : lines;
     },
-    compared(state, app) {
+    compared(state, numbers, app) {
         const one = chosen(state, app);
         if (isByNumbers(one.entry)) return null;
         const found = comparedOf(one, state);

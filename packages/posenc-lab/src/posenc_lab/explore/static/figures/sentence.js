@@ -92,10 +92,10 @@ export const figure = {
     },
     formula: ({ scheme }, app) => app.data.formulas.sentence + given.entryOf(app, scheme).formula,
     line: (state, app) => python(state, chosen(state, app)),
-    compared(state, app) {
-        const { shown, words } = values(state, app);
-        return { shape: [2, words.length, words.length], data: Float64Array.from(shown.flatMap((one) => [...one])) };
-    },
+    compared: (state, { shown, words }) => ({
+        shape: [2, words.length, words.length],
+        data: shown.flatMap((one) => [...one]),
+    }),
     async check(state, { entry, options, parameters, scheme, after, causal, now }, app) {
         if (isByNumbers(entry)) return given.COMPUTED;
         const positions = Positions.arange(now.length);

@@ -5,24 +5,17 @@ import { Positions } from "posenc/math/positions.js";
 import * as options from "posenc/options.js";
 import {
     READ_BY_POSENC,
-    change,
     fromPosenc,
-    limits,
     noteOn,
+    ofTable,
     orMissing,
-    ownControls,
     products,
     python,
-    schemeControl,
     schemeOf,
-    shown,
-    sizesOf,
     unit,
-    useOf,
     vectors,
 } from "posenc/vectors.js";
 
-const MOST = { tokens: 512, dim: 128 };
 const MEASURES = ["cosine", "inner product"];
 let kept = { of: "" }; // the products of the last table: another position asks for no new ones
 
@@ -45,25 +38,9 @@ export const figure = {
     see: "In the sinusoid each diagonal has one colour: the product depends only on the distance. Choose the learned table: before training, a position is no more similar to its neighbours than to any other.",
     defaults: { scheme: "sinusoidal", measure: "cosine", dim: 128, tokens: 128, position: 40, options: "" },
     another: { scheme: "learned", measure: "inner product", dim: 32, tokens: 48, position: 5, options: "" },
-    controls(values, app) {
-        const most = limits(values, MOST, app);
-        return [
-            schemeControl(app),
-            { name: "measure", label: "measure", kind: "choice", choices: MEASURES },
-            { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
-            { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
-            ...(sizesOf(values, app)
-                ? []
-                : [{ name: "dim", label: "dim", kind: "range", min: 8, max: most.dim, step: 8 }]),
-            ...ownControls(values, app),
-        ];
-    },
-    shown,
-    change(values, name, value, app) {
-        const made = change(values, name, value, app);
-        const tokens = Math.min(made.tokens, limits(made, MOST, app).tokens);
-        return { ...made, tokens, position: Math.min(made.position, tokens - 1) };
-    },
+    ...ofTable({ tokens: 512, dim: 128 }, 8, () => [
+        { name: "measure", label: "measure", kind: "choice", choices: MEASURES },
+    ]),
     values(values, app) {
         const { scheme, measure, dim, tokens, position } = values;
         const of = JSON.stringify([scheme, measure, dim, tokens, values.options]);
@@ -76,12 +53,9 @@ export const figure = {
         const x = Float64Array.from(along, (_, j) => j - position);
         return { tokens, main: kept.main, along, curves: [{ x, y: along, wave: waveOf(values, app) }] };
     },
-    use: useOf,
     line: (values, app) =>
         `${python(values, app)}\n${values.measure === "cosine" ? "P = P / P.norm(dim=1, keepdim=True)\n" : ""}P @ P.T`,
-    compared(values, app) {
-        return { shape: [values.tokens, values.tokens], data: figure.values(values, app).main };
-    },
+    compared: ({ tokens }, { main }) => ({ shape: [tokens, tokens], data: main }),
     mount(box, app) {
         const { parts, show } = orMissing(box);
         const matrix = app.heat(parts, {

@@ -2,24 +2,7 @@
 
 import { element } from "posenc/elements.js";
 import * as options from "posenc/options.js";
-import {
-    MINILM,
-    READ_BY_POSENC,
-    change,
-    fromPosenc,
-    limits,
-    noteOn,
-    orMissing,
-    ownControls,
-    python,
-    schemeControl,
-    shown,
-    sizesOf,
-    useOf,
-    vectors,
-} from "posenc/vectors.js";
-
-const MOST = { tokens: 512, dim: 512 };
+import { MINILM, READ_BY_POSENC, fromPosenc, noteOn, ofTable, orMissing, python, vectors } from "posenc/vectors.js";
 
 export const figure = {
     name: "vector-table",
@@ -27,43 +10,16 @@ export const figure = {
     see: "Each row is the vector of one position; in the interleaved sinusoid the fast dimensions are on the left. Click a place to mark it, or choose the concatenated layout, which has the same numbers in another order.",
     defaults: { scheme: "sinusoidal", dim: 64, tokens: 64, position: 20, dimension: 12, options: "" },
     another: { scheme: "learned", dim: 32, tokens: 48, position: 5, dimension: 3, options: "" },
-    controls(values, app) {
-        const most = limits(values, MOST, app);
-        return [
-            schemeControl(app),
-            { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
-            { name: "dimension", label: "dimension", kind: "range", min: 0, max: values.dim - 1 },
-            { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
-            ...(sizesOf(values, app)
-                ? []
-                : [{ name: "dim", label: "dim", kind: "range", min: 16, max: most.dim, step: 16 }]),
-            ...ownControls(values, app),
-        ];
-    },
-    shown,
-    change(values, name, value, app) {
-        const made = change(values, name, value, app);
-        const most = limits(made, MOST, app);
-        const [tokens, dim] = [Math.min(made.tokens, most.tokens), sizesOf(made, app)?.dim ?? made.dim];
-        return {
-            ...made,
-            dim,
-            tokens,
-            position: Math.min(made.position, tokens - 1),
-            dimension: Math.min(made.dimension, dim - 1),
-        };
-    },
+    ...ofTable({ tokens: 512, dim: 512 }, 16, ({ dim }) => [
+        { name: "dimension", label: "dimension", kind: "range", min: 0, max: dim - 1 },
+    ]),
     values(values, app) {
         const { rows, columns, data, missing } = vectors(values, app);
         return { rows, columns, main: data, missing };
     },
-    use: useOf,
     formula: ({ scheme }, app) => options.entryOf(app, scheme === MINILM ? "learned" : scheme).formula,
     line: (values, app) => `${python(values, app)}\nP`,
-    compared(values, app) {
-        const { rows, columns, main } = figure.values(values, app);
-        return { shape: [rows, columns], data: main };
-    },
+    compared: (values, { rows, columns, main }) => ({ shape: [rows, columns], data: main }),
     mount(box, app) {
         const { parts, show } = orMissing(box);
         const table = app.heat(parts, {

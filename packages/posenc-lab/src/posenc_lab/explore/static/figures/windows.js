@@ -61,8 +61,6 @@ export const figure = {
         layout: "three documents, packed",
         causal: false,
         kind: "chunks",
-        left: 7,
-        right: 0,
         chunk: 5,
         sink: true,
         logit: 0.5,
@@ -126,7 +124,7 @@ export const figure = {
             `sinks=${sink ? `torch.tensor([${logit}], dtype=torch.float64)` : "None"}, backend="reference")[0, 0]`
         );
     },
-    compared: (state) => ({ shape: [state.tokens, state.tokens], data: figure.values(state).main }),
+    compared: ({ tokens }, { main }) => ({ shape: [tokens, tokens], data: main }),
     mount(box, app) {
         const matrix = app.heat(box, { label: "attention weights of equal scores" });
         const chart = app.lines(box, {

@@ -72,11 +72,10 @@ export const figure = {
         return { P, D, step, largest, widths: [P.columns, long.columns], next: over(D, 1), far: over(D, 8) };
     },
     line: ({ code }) => `P = ${CODES[code].python}.double()\ntorch.cat([P, torch.cdist(P, P)], dim=1)`,
-    compared(state) {
-        const { P, D } = figure.values(state);
-        const rows = Array.from({ length: COUNT }, (_, p) => [...P.row(p), ...D.row(p)]);
-        return { shape: [COUNT, P.columns + COUNT], data: Float64Array.from(rows.flat()) };
-    },
+    compared: (state, { P, D }) => ({
+        shape: [COUNT, P.columns + COUNT],
+        data: Array.from({ length: COUNT }, (_, p) => [...P.row(p), ...D.row(p)]).flat(),
+    }),
     async check({ code }, { P }, app) {
         const sizes = { max_positions: COUNT, dim: P.columns };
         const weight = { shape: [COUNT, P.columns], data: P.data };

@@ -77,10 +77,10 @@ export const figure = {
         `places = posenc.Positions(torch.tensor([[*range(${WORDS.length}), ${query}]]))\n` +
         `schemes = posenc.NoPE(), posenc.RoPE(${DIM}), posenc.ALiBi(${HEADS})\n` +
         `torch.stack([posenc.logits(x, x, s(places, dtype=x.dtype))[0, ${HEAD}, -1, :-1] for s in schemes])`,
-    compared(state) {
-        const { scores } = values(state);
-        return { shape: [SCHEMES.length, WORDS.length], data: scores.flatMap((x) => Array.from(x)) };
-    },
+    compared: (state, { scores }) => ({
+        shape: [SCHEMES.length, WORDS.length],
+        data: scores.flatMap((x) => Array.from(x)),
+    }),
     async check({ query }, { scores }, app) {
         let most = 0;
         for (const [n, { name, options }] of SCHEMES.entries()) {

@@ -92,10 +92,10 @@ export const figure = {
             `posenc.logits(q, 0 * q, scheme)[:, ${head}, -1]  # with .softmax(-1) the weights`
         );
     },
-    compared(state, app) {
-        const { biases } = values(state, app);
-        return { shape: [QUERIES.length, FAR + 1], data: biases.flatMap((x) => Array.from(x)) };
-    },
+    compared: (state, { biases }) => ({
+        shape: [QUERIES.length, FAR + 1],
+        data: biases.flatMap((x) => Array.from(x)),
+    }),
     async check(state, { biases }, app) {
         const { entry, options, parameters, head, q, k } = call(state, app);
         const how = { ...WHERE, causal: true };

@@ -48,7 +48,7 @@ export const figure = {
         `scheme = posenc.Sinusoidal(${DIM}, base=${BASE})\n` +
         `P = scheme.table(posenc.Positions.arange(${MOST}), torch.float64)[0]\n` +
         `P[[${FROM.join(", ")}]] @ scheme.linear_map([${k}]).T  # the vectors at ${FROM.map((p) => p + k).join(", ")}`,
-    compared: (state) => ({ shape: [FROM.length, DIM], data: figure.values(state).after.data }),
+    compared: (state, { after }) => ({ shape: [FROM.length, DIM], data: after.data }),
     async check({ k }, { after }, app) {
         const positions = new Positions(FROM.map((p) => p + k));
         const theirs = await askTable(app, { name: "sinusoidal", options: OPTIONS }, positions);

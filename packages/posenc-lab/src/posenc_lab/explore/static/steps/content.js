@@ -3,6 +3,7 @@
 import { element, row, tableOf } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
+import { must } from "posenc/math/check.js";
 import { Positions } from "posenc/math/positions.js";
 import { CoPE } from "posenc/math/score/cope.js";
 import { FoX } from "posenc/math/score/fox.js";
@@ -16,10 +17,7 @@ const STOPS = WORDS.flatMap((word, n) => (word === "." ? [n] : []));
 function pickedOf({ picked }) {
     const numbers = picked ? picked.split("-").map(Number) : [];
     const isRising = numbers.every((n, at) => Number.isInteger(n) && n >= 0 && n < N && !(n <= numbers[at - 1]));
-    if (!isRising)
-        throw new RangeError(
-            `content.picked must be rising whole numbers from 0 to ${N - 1} with "-" between, got "${picked}"`,
-        );
+    must(isRising, `content.picked must be rising whole numbers from 0 to ${N - 1} with "-" between, got "${picked}"`);
     return numbers;
 }
 
@@ -68,10 +66,7 @@ export const figure = {
             "torch.stack((counted, posenc.logits(0 * ones, ones, fox, is_causal=True)))[:, 0, 0, -1]"
         );
     },
-    compared(state) {
-        const { counted, bias } = figure.values(state);
-        return { shape: [2, N], data: Float64Array.from([...counted, ...bias]) };
-    },
+    compared: (state, { counted, bias }) => ({ shape: [2, N], data: [...counted, ...bias] }),
     async check(state, { picked, counted, bias }, app) {
         const { a, ones, keys, zero, e, forgotten } = parts(picked);
         const ask = (scheme, q, k, projected) =>

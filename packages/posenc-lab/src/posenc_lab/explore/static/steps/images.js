@@ -74,10 +74,10 @@ export const figure = {
         "scores = [posenc.logits(patch, patch, scheme, query_positions=grid, key_positions=grid) " +
         "for scheme, grid in zip(schemes, grids)]\n" +
         `torch.stack(scores)[:, 0, 0, ${ROW * side + COLUMN}].view(3, ${side}, ${side})`,
-    compared({ side }) {
-        const { ways } = figure.values({ side });
-        return { shape: [3, side, side], data: Float64Array.from(ways.flatMap(({ scores }) => [...scores])) };
-    },
+    compared: ({ side }, { ways }) => ({
+        shape: [3, side, side],
+        data: ways.flatMap(({ scores }) => [...scores]),
+    }),
     mount(box, app) {
         const titles = WAYS.map(({ title }) => title);
         const maps = threeMaps(box, app, titles, { size: 240 });

@@ -113,10 +113,7 @@ export const figure = {
         "biases = [posenc.logits(q, q, scheme, query_positions=last, key_positions=first)[0, -1, 0] " +
         "for scheme in (alibi, t5)]\n" +
         `torch.cat((${tokens - 1} / (2 * torch.pi) * rope.frequencies()[0][0], *biases))`,
-    compared(state) {
-        const { turns, bias, bucket } = figure.values(state);
-        return { shape: [DIM / 2 + 2], data: Float64Array.from([...turns, bias, bucket]) };
-    },
+    compared: (state, { turns, bias, bucket }) => ({ shape: [DIM / 2 + 2], data: [...turns, bias, bucket] }),
     check: (state, { far, turns }, app) =>
         checkAngles({ dim: DIM, base: BASE, position: far, angles: turns.map((x) => 2 * Math.PI * x) }, app),
     mount(box, app) {

@@ -51,10 +51,7 @@ export const figure = {
             "torch.stack([torch.cdist(x, x) for x in (P, S, P + S)])"
         );
     },
-    compared: (state) => ({
-        shape: [3, N, N],
-        data: Float64Array.from(figure.values(state).apartBy.flatMap((one) => [...one])),
-    }),
+    compared: (state, { apartBy }) => ({ shape: [3, N, N], data: apartBy.flatMap((one) => [...one]) }),
     async check(state, { positions, P, S }, app) {
         const theirs = await askTable(app, named({ name: "sinusoidal" }, WAVES), positions);
         const segment = named({ name: "segment" }, { num_segments: 2, dim: DIM }, { weight: W });

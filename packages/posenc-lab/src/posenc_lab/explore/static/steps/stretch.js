@@ -55,7 +55,7 @@ export const figure = {
     line: ({ way, factor, base }) =>
         (way === "none" ? "" : `scaling = ${python(way, givenOf(factor))}\n`) +
         `rope = posenc.RoPE(${DIM}, base=${base}${way === "none" ? "" : ", scaling=scaling"})\nrope.frequencies()[0][0]`,
-    compared: (state) => ({ shape: [DIM / 2], data: figure.values(state).theta }),
+    compared: (state, { theta }) => ({ shape: [DIM / 2], data: theta }),
     check(state, { tokens, theta, factor }, app) {
         const position = tokens - 1;
         const scaling = state.way === "none" ? null : { ...scalingOf(state), kind: SCALINGS[state.way].of };

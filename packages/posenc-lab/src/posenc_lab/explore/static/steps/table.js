@@ -58,10 +58,7 @@ export const figure = {
         `learned.weight.data = 0.02 * ${randnPython([ROWS, DIM], 0)}  # one possible start\n` +
         `row = learned.table(posenc.Positions.arange(1, start=${position}), torch.float64)[0]\n` +
         `torch.cosine_similarity(row, learned.weight)`,
-    compared(state, app) {
-        const { learned: data } = values(state, app);
-        return data && { shape: [ROWS], data };
-    },
+    compared: (state, { learned: data }) => data && { shape: [ROWS], data },
     async check({ position }, { refused, learned: ofLearned, sinusoid: ofSinusoid }, app) {
         if (refused) return "the words of this error are posenc's own: the tests compare them";
         const alongIn = async (scheme, size) => {

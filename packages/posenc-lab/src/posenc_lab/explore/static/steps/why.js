@@ -58,10 +58,10 @@ export const figure = {
         `x = torch.stack([${order.replaceAll(" ", ", ")}])[None, None]  # one text, one head\n` +
         "outputs = [posenc.attention(x, x, x, is_causal=causal) for causal in (False, True)]\n" +
         "torch.cat(outputs)[:, 0]",
-    compared(state) {
-        const masks = figure.values(state);
-        return { shape: [2, COUNT, DIM], data: masks.flatMap(({ outputs }) => [...outputs.data]) };
-    },
+    compared: (state, masks) => ({
+        shape: [2, COUNT, DIM],
+        data: masks.flatMap(({ outputs }) => [...outputs.data]),
+    }),
     async check({ order }, masks, app) {
         const x = vectorsOf(order);
         const positions = Positions.arange(COUNT);
