@@ -142,7 +142,7 @@ export const figure = {
         return ({ length, peak, weighed: isWeighed }, { bound, mean, spread, built, curves: [curve] }) => {
             const x = Array.from({ length }, (_, r) => r);
             const [ink, orange, blue] = app.theme().palette;
-            above.draw(x, [{ name: "B(r): a bound, not behaviour", y: bound, color: ink, dash: [], always: true }]);
+            above.draw(x, [{ name: "B(r): with a number for q and k, a bound on the score", y: bound, color: ink, dash: [], always: true }]);
             const marks = [{ x: peak, name: `peak ${peak}` }];
             if (isWeighed) {
                 const name = "one query, and at every distance the key built for the peak";
