@@ -60,6 +60,23 @@ def test_the_bound_of_two_vectors_is_what_the_text_says() -> None:
     assert f"the number is {most[0]:.0f} for the peak at 0 and nearly {most[2]:.0f} for one far away" in text
 
 
+def test_numbers_of_the_text_are_those_of_the_records() -> None:
+    texts = {name: " ".join((lesson.FOLDER / f"{name}.md").read_text().split()) for name in NAMES}
+    (pieces,) = [one for one in data.records()[0]["measures"] if one["kind"] == "windows"]
+    at = {length: pieces["curves"]["alibi"][n][0] for n, length in enumerate(pieces["lengths"])}
+    assert f"from {at[128]:.2f} at 128 bytes to {at[1024]:.2f} at 1,024" in texts["longer"]
+    extended = next(one for one in data.records() if one["task"] == "extend")["measures"][0]
+    n = extended["lengths"].index(8192)
+    none, yarn, ntk, linear = (f"{extended['curves'][name][n][0]:.3f}" for name in ("none", "yarn", "ntk", "linear"))
+    said = f"{none} bits per byte as it was, {yarn} with YaRN, {ntk} with NTK, and {linear} with interpolation"
+    assert said in texts["stretch"]
+    shaw = data.tables()["shaw"]
+    products = torch.tensor(shaw["queries"]) @ torch.tensor(shaw["key_table"]).mT / 24**0.5
+    (e_low, comma_low), (e_high, comma_high) = ([f"{x:.1f}" for x in ends] for ends in products.aminmax(dim=1))
+    said = f"from {comma_low} to {comma_high}, where those of the “e” go from {e_low} to {e_high}"
+    assert said.replace("-", "−") in texts["bias"]
+
+
 def test_the_quiz_asks_of_every_step() -> None:
     questions = lesson.quiz()
     assert {one["step"] for one in questions} == set(lesson.STEPS)
@@ -117,9 +134,11 @@ def test_a_wrong_answer_of_the_quiz_leads_to_its_step(page: Watched, address: st
     page.until_drawn("decide")
     wrong, right = (page.page.locator(".quiz li").first.locator("button").nth(n) for n in (0, 1))
     right.click()
-    assert page.page.locator(".quiz > [role=status]").inner_text() == "1 of 10 right."
+    assert page.page.locator(".quiz > [role=status]").inner_text() == "1 of 1 answered are right; 9 are left."
+    assert page.page.locator(".quiz .judged").first.inner_text() == f"Right. {lesson.quiz()[0]['why']}"
     wrong.click()
-    assert page.page.locator(".quiz > [role=status]").inner_text() == "0 of 10 right."
+    assert page.page.locator(".quiz > [role=status]").inner_text() == "0 of 1 answered are right; 9 are left."
+    assert [one.inner_text() for one in page.page.locator(".quiz [aria-pressed=true]").all()] == [wrong.inner_text()]
     page.page.locator(".quiz li a").click()
     page.until_drawn("why")
 

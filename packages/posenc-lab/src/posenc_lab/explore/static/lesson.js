@@ -145,17 +145,18 @@ const isLast = (steps, step) => step === steps.findLast(({ of }) => !of);
 
 /** A question of each step. A wrong answer leads back to the step. */
 function quiz(steps, questions) {
-    const right = new Set();
+    const right = new Map(); // by step: whether its question is answered rightly
     const sum = element("p", { role: "status" });
-    const items = questions.map(({ step: name, told = name, words, answers }, n) => {
+    const items = questions.map(({ step: name, told = name, words, answers, why }, n) => {
         const step = steps.find((one) => one.name === told); // the step that answers it
         const said = element("span", { class: "judged", role: "status" });
-        const press = (at) => () => {
+        const press = (at) => ({ currentTarget }) => {
+            for (const one of shown) one.setAttribute("aria-pressed", one === currentTarget);
             if (at) said.replaceChildren("No. ", link(step, `Step ${step.number}`), " has the answer.");
-            else said.replaceChildren(element("strong", {}, "Right."));
+            else said.replaceChildren(element("strong", {}, "Right. "), why);
             said.classList.toggle("right", !at);
-            right[at ? "delete" : "add"](name);
-            sum.textContent = `${right.size} of ${questions.length} right.`;
+            right.set(name, !at);
+            sum.textContent = `${[...right.values()].filter(Boolean).length} of ${right.size} answered are right; ${questions.length - right.size} are left.`;
         };
         const shown = answers.map((words, at) => element("button", { type: "button", onclick: press(at) }, words));
         shown.splice((n * 7 + 1) % answers.length, 0, shown.shift());

@@ -33,7 +33,6 @@ export function lightParts() {
     };
     addEventListener("pointerover", ({ target }) => light(target));
     addEventListener("focusin", () => light(null));
-    // On a narrow screen the picture may be out of sight.
     addEventListener("click", ({ target }) => target.closest?.("dfn")?.closest(".figure")?.querySelector(".picture").scrollIntoView({ block: "nearest" }));
     addEventListener("focusout", () => setTimeout(light));
     document.documentElement.addEventListener("pointerleave", () => light(null));

@@ -74,7 +74,7 @@ export const figure = {
     another: { scheme: "shaw", head: 1 },
     controls: ({ scheme }) => [
         { name: "scheme", label: "added to the score", kind: "choice", choices: CHOICES },
-        ...(scheme === "alibi" ? [{ name: "head", label: `head of ${HEADS}`, kind: "range", min: 1, max: HEADS }] : []),
+        ...(scheme === "alibi" ? [{ name: "head", label: `head, 1 to ${HEADS}:`, kind: "range", min: 1, max: HEADS }] : []),
     ],
     values,
     line(state, app) {

@@ -36,7 +36,7 @@ export const figure = {
     see: "A row for each position p, a column for each speed θ. The thin hand is at p, the thick hand at p + k.",
     defaults: { k: 3 },
     another: { k: 19 },
-    controls: [{ name: "k", label: "k, positions on", kind: "range", min: 0, max: MOST }],
+    controls: [{ name: "k", label: "positions to go on: k =", kind: "range", min: 0, max: MOST }],
     /** The vectors at p, and what M_k makes of them. */
     values({ k }) {
         const M = rotation(k);

@@ -206,7 +206,7 @@ function drawMeasured(chart, said, tokens, app) {
 
 export const trained = models("longer", {}, {
     title: "Trained models past byte 128",
-    see: "The length of training is 128 bytes. Past it RoPE's loss rises sharply; those of ALiBi and T5 stay as they were.",
+    see: "The length of training is 128 bytes. Past it RoPE's loss rises sharply. Those of ALiBi and T5 change only as this one text does: some of its bytes are harder. On many texts, above, they stay as they were.",
     asked: ["text"],
     parts: ["loss", "table"],
 });
