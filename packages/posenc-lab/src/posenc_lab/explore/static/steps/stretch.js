@@ -74,7 +74,7 @@ export const figure = {
         return (state, numbers) => {
             const { turns, trained, next, divided, fresh, kept, factor } = numbers;
             clocks(
-                `${NAMES[state.way]}: pairs kept: ${kept} of ${DIM / 2}, with new angles: ${fresh}`,
+                `${NAMES[state.way]}: pairs kept: ${kept} of ${DIM / 2}, beyond the angles of training: ${fresh}`,
                 Array.from(trained, (most, k) => ({
                     trained: most,
                     turns: turns[k],
@@ -85,7 +85,7 @@ export const figure = {
             plot(state, numbers);
             said.textContent =
                 `The dot is where a pair stands one token later: ${(360 * next[0]).toFixed(0)}° for pair 0. ` +
-                `Pairs with new angles: ${fresh} of ${DIM / 2}.` +
+                `Beyond the angles of training: ${fresh} of ${DIM / 2} pairs; turning as they did: ${kept}.` +
                 (factor === 1
                     ? ""
                     : ` Cos and sin are multiplied by ${factor.toFixed(3)}, ` +
@@ -96,7 +96,7 @@ export const figure = {
     describe: ({ way }, { tokens, divided, fresh, kept }) =>
         `${NAMES[way]}: the fastest pair is divided by ${divided[0].toFixed(2)}, ` +
         `the slowest by ${divided.at(-1).toFixed(2)}; of ${DIM / 2} pairs, ` +
-        `${kept} kept and ${fresh} with new angles in a text of ${count(tokens)} tokens.`,
+        `${kept} kept and ${fresh} beyond the angles of training in a text of ${count(tokens)} tokens.`,
 };
 
 /** By what the frequency of each pair is divided. The level of the factor is dragged, and the end of what the base does. */
