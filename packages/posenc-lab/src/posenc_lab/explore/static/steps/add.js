@@ -108,8 +108,8 @@ export const figure = {
             const said = [
                 ["largest number", largest, (x) => count(Number(x.toFixed(2))), "largest"],
                 ["numbers in a vector", widths, count, "width"],
-                ["from p to p + 1", [range(next) + inLong], String, "neighbours"],
-                ["from p to p + 8", [range(far)]],
+                ["distance from p to p + 1", [range(next) + inLong], String, "neighbours"],
+                ["distance from p to p + 8", [range(far)]],
             ];
             facts.replaceChildren(
                 ...said.flatMap(([what, [here, there], written = String, part]) => [
