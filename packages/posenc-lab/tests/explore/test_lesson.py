@@ -376,8 +376,37 @@ def test_the_skew_goes_on_by_steps_lines_and_keys(page: Watched, address: str, f
     reaches("4.95", "4 × 4: ")
     skew.get_by_text("◂ Step").click()
     reaches("4", "5 × 7: ")
-    with pytest.raises(AssertionError, match=r"grid\.moment must be from 0 to 5, got 7"):
-        figures("figure", name="grid", state={"moment": 7})
+    for refused in (9, -1):
+        with pytest.raises(AssertionError, match=rf"grid\.moment must be from 0 to 5, got {refused}"):
+            figures("figure", name="grid", state={"moment": refused})
+        page.open(f"{address}#step=grid&grid.moment={refused}")  # without an error of the page's own
+        page.page.locator(".error", has_text=f"got {refused}").wait_for()
+
+
+@needs_browser
+def test_the_skew_plays_while_the_question_is_answered(page: Watched, address: str) -> None:
+    """With motion. Steps add up, what is said stays, a hand on the slider stops it."""
+    page.page.emulate_media(reduced_motion="no-preference")
+    try:
+        opened(page, address, "grid")
+        skew = page.page.locator(".skew")
+        slider = skew.locator("input")
+        for _ in range(3):
+            skew.get_by_text("Step ▸").click()
+        page.page.wait_for_function("() => location.hash.endsWith('grid.moment=3')")
+        skew.get_by_role("button", name="Play").click()
+        page.page.locator(".check-answer").click()
+        said = page.page.locator(".asked .judged").inner_text()
+        assert said.startswith("Not yet.")
+        page.page.wait_for_function("() => Number(document.querySelector('.skew input').value) > 3.2")
+        assert page.page.locator(".asked .judged").inner_text() == said
+        skew.get_by_role("button", name="Pause").wait_for()
+        slider.focus()
+        page.page.keyboard.press("Home")
+        skew.get_by_role("button", name="Play").wait_for()
+        page.page.wait_for_function("() => location.hash === '#step=grid'")
+    finally:
+        page.page.emulate_media(reduced_motion="reduce")
 
 
 @needs_browser

@@ -39,8 +39,11 @@ export function stepsOf(box, modules) {
 export function shown(steps, step, page) {
     const article = step.article.cloneNode(true);
     const verdict = judged();
-    // What was said of one state is not of the next.
-    const write = (...how) => (verdict.replaceChildren(), page.write(...how));
+    // What was said of one state is not of the next, but for the moment of what plays.
+    const write = (...how) => {
+        if (verdict.dataset.state !== stateOf(card)) verdict.replaceChildren();
+        page.write(...how);
+    };
     const card = new Card(step.figure, { ...page, write });
     const { section, canvas, controls, said } = card;
     // The control stands right below the picture, or above one that is tall, and both beside the text. What follows them is
@@ -58,6 +61,8 @@ export function shown(steps, step, page) {
     article.append(section, ...trained, article.querySelector(".scores") ?? "", proof, ...(isLast(steps, step) ? [quiz(steps, page.data.quiz)] : []), goingOn(steps, step));
     return { nodes: [numbered(steps, step), article], cards };
 }
+
+const stateOf = ({ values }) => JSON.stringify({ ...values, moment: 0 });
 
 const judged = () => element("p", { class: "judged", role: "status" });
 
@@ -98,6 +103,7 @@ function asked(article, { name, question }, card, verdict) {
         const { values, app, figure } = card;
         const key = question.judge(values, figure.values(values, app), app);
         if (key === "right") isAnswered(name);
+        verdict.dataset.state = stateOf(card);
         say(verdict, key === "right", "Not yet. ", answers[key].cloneNode(true).childNodes);
     };
     const check = () => {

@@ -17,28 +17,24 @@ const SAID = [
     "a zero at the end of each row",
     "the rows one after another, as they lie in memory",
     "zeros at the end, for another row",
-    "the same line, read in rows of 7: the slant is straight",
+    "the same line, read in rows of 7: the diagonals are straight",
     "the first 4 rows and the last 4 columns: queries by keys",
 ];
 
-const isPadding = (n) => n >= L * WIDE || n % WIDE === WIDE - 1;
-const queryOf = (n) => Math.floor(n / WIDE);
-const distanceOf = (n) => (n % WIDE) - L + 1;
+const sizeAt = (width) => Math.min((width - LEFT - 4) / WIDE, 44);
 
-/** Where cell n of the line stands after a step: {x, y, size, opacity}. */
-function place(n, step, width) {
-    const size = Math.min((width - LEFT - 4) / WIDE, 44);
-    const at = (row, column, opacity = 1) => ({ x: LEFT + column * size, y: TOP + row * size, size, opacity });
-    if (step === 2 || step === 3) {
-        const across = width < 480 ? Math.ceil(ALL / 2) : ALL;
-        const small = (width - 4) / across;
-        const [row, column] = [Math.floor(n / across), n % across];
-        return { x: 2 + column * small, y: TOP + size + row * (small + 10), size: small, opacity: step === 3 || n < L * WIDE ? 1 : 0 };
-    }
-    if (step < 2) return at(queryOf(n), n % WIDE, isPadding(n) && (step < 1 || n >= L * WIDE) ? 0 : 1);
-    const [row, column] = [Math.floor(n / (WIDE - 1)), n % (WIDE - 1)];
-    if (step === 4) return at(row, column);
-    return row < L && column >= L - 1 ? at(row, column - L + 1) : at(row, column - L + 1, 0);
+/** Where cell n of the line stands after a step: {x, y, size, opacity}. A cell that is not there yet, or no more, is
+ * not seen where it comes, or was. */
+function place(made, n, step, width) {
+    const { shape, places } = made[step];
+    const index = places.indexOf(n);
+    if (index < 0) return { ...place(made, n, step < LAST ? step + 1 : step - 1, width), opacity: 0 };
+    const isLine = shape.length === 1;
+    const across = !isLine ? shape[1] : width < 480 ? Math.ceil(ALL / 2) : ALL;
+    const [row, column, big] = [Math.floor(index / across), index % across, sizeAt(width)];
+    if (!isLine) return { x: LEFT + column * big, y: TOP + row * big, size: big, opacity: 1 };
+    const size = (width - 4) / across;
+    return { x: 2 + column * size, y: TOP + big + row * (size + 10), size, opacity: 1 };
 }
 
 const smooth = (t) => t * t * (3 - 2 * t);
@@ -50,7 +46,7 @@ export function skewing(box, app, set) {
     const sheet = svg("svg", { role: "img", style: "display: block; width: 100%" });
     const said = element("p", { class: "ends" });
     const frame = element("div", { class: "skew-sheet" }, sheet, said);
-    let [now, goal, numbers, cells] = [0, null, [], []];
+    let [now, goal, made, cells, drawn] = [0, null, [], [], null];
 
     /** Moves on to a moment; without motion it is there at once. */
     const glide = (time, last = time) => {
@@ -61,44 +57,45 @@ export function skewing(box, app, set) {
         if (isThere) goal = null;
         set(Number(to.toFixed(3)));
         if (!isThere) requestAnimationFrame((next) => glide(next, time));
-        else play.textContent = "Play";
+        else stop();
+    };
+    const stop = () => {
+        goal = null;
+        play.textContent = "Play";
     };
     const goTo = (moment) => {
         const isMoving = goal !== null;
         goal = Math.min(Math.max(moment, 0), LAST);
+        play.textContent = "Pause";
         if (!isMoving) glide(performance.now());
     };
     const button = (words, onclick) => element("button", { type: "button", onclick }, words);
     const play = button("Play", () => {
-        if (goal !== null) {
-            goal = null;
-            play.textContent = "Play";
-            return;
-        }
+        if (goal !== null) return stop();
         if (now === LAST) set((now = 0));
         goTo(LAST);
-        if (!still.matches) play.textContent = "Pause";
     });
     const slider = element("input", { type: "range", min: 0, max: LAST, step: 0.05, "aria-label": "moment of the skew" });
     slider.addEventListener("input", () => {
-        goal = null;
+        stop();
         set(Number(slider.value));
     });
     const lines = STEPS.map((line, step) => button(element("code", {}, line), () => goTo(step)));
-    const [back, on] = [button("◂ Step", () => goTo(Math.ceil(now) - 1)), button("Step ▸", () => goTo(Math.floor(now) + 1))];
-    play.hidden = still.matches;
-    still.addEventListener("change", () => (play.hidden = still.matches));
+    const [back, on] = [button("◂ Step", () => goTo(Math.ceil(goal ?? now) - 1)), button("Step ▸", () => goTo(Math.floor(goal ?? now) + 1))];
     const moving = element("div", { class: "skew-moving" }, play, back, on, slider);
     box.append(element("div", { class: "skew" }, frame, element("div", { class: "skew-steps" }, ...lines), moving));
 
     const build = () => {
         const { background } = app.theme();
+        const { shape, places, data } = made[0];
         cells = Array.from({ length: ALL }, (_, n) => {
-            const color = isPadding(n) ? "none" : ordered(app.theme(), queryOf(n), L);
-            const look = isPadding(n) ? { stroke: "var(--faint)", "stroke-dasharray": "3 3" } : { stroke: background };
-            const label = isPadding(n) ? "0" : shown(distanceOf(n), 0);
-            const name = isPadding(n) ? "padding" : `query ${queryOf(n)}, distance ${label}: ${shown(numbers[n - queryOf(n)], 2)}`;
-            const middle = { "text-anchor": "middle", "dominant-baseline": "central", fill: isPadding(n) ? "var(--faint)" : background };
+            const index = places.indexOf(n); // -1: padding
+            const [isPadding, query] = [index < 0, Math.floor(index / shape[1])];
+            const color = isPadding ? "none" : ordered(app.theme(), query, L);
+            const look = isPadding ? { stroke: "var(--faint)", "stroke-dasharray": "3 3" } : { stroke: background };
+            const label = isPadding ? "0" : shown((index % shape[1]) - L + 1, 0);
+            const name = isPadding ? "padding" : `query ${query}, distance ${label}: ${shown(data[index], 2)}`;
+            const middle = { "text-anchor": "middle", "dominant-baseline": "central", fill: isPadding ? "var(--faint)" : background };
             const text = words(0.5, 0.52, label, { ...middle, "font-size": 0.46, "font-weight": 600 });
             const cell = svg("rect", { width: 1, height: 1, fill: color, "vector-effect": "non-scaling-stroke", ...look });
             return svg("g", {}, svg("title", {}, name), cell, text);
@@ -108,36 +105,38 @@ export function skewing(box, app, set) {
     const names = svg("g");
     /** The numbers of rows and columns, where the cells stand in rows. */
     const namesOf = (step, width) => {
-        if (step === 2 || step === 3) return [];
+        const { shape } = made[step];
+        if (shape.length === 1) return [];
         const first = step < 2 ? 1 - L : 0;
-        const columns = Array.from({ length: step < 2 ? WIDE - 1 : step === 4 ? WIDE - 1 : L }, (_, n) => n);
-        const rows = Array.from({ length: step === 4 ? L + 1 : L }, (_, n) => n);
-        const { size } = place(0, 0, width);
+        const columns = Array.from({ length: Math.min(shape[1], WIDE - 1) }, (_, n) => n);
+        const rows = Array.from({ length: shape[0] }, (_, n) => n);
+        const size = sizeAt(width);
         const middle = { "text-anchor": "middle" };
         return [
             ...columns.map((n) => words(LEFT + (n + 0.5) * size, TOP - 7, shown(first + n, 0), middle)),
             ...rows.map((n) => words(LEFT / 2, TOP + (n + 0.5) * size + 4, String(n), middle)),
         ];
     };
-    let built = "";
     const redraw = atEachWidth(frame, (width) => {
-        const of = `${app.theme().dark} ${numbers}`;
-        if (of !== built) build();
-        built = of;
+        if (!made.length) return; // a moment that is refused
+        const of = `${app.theme().dark} ${made[0].data}`;
+        if (of !== drawn) build();
+        drawn = of;
         const [step, part] = [Math.floor(now), smooth(now % 1)];
         cells.forEach((cell, n) => {
-            const [from, to] = [step, Math.min(step + 1, LAST)].map((one) => place(n, one, width));
+            const [from, to] = [step, Math.min(step + 1, LAST)].map((one) => place(made, n, one, width));
             const { x, y, size, opacity } = Object.fromEntries(Object.keys(from).map((key) => [key, from[key] + part * (to[key] - from[key])]));
             cell.setAttribute("transform", `translate(${x.toFixed(2)} ${y.toFixed(2)}) scale(${size.toFixed(2)})`);
             cell.setAttribute("opacity", opacity.toFixed(2));
         });
         names.replaceChildren(...(part ? [] : namesOf(step, width)));
-        sheet.setAttribute("viewBox", `0 0 ${width} ${TOP + (L + 1) * place(0, 0, width).size + 2}`);
+        sheet.setAttribute("viewBox", `0 0 ${width} ${TOP + (L + 1) * sizeAt(width) + 2}`);
     });
-    return (moment, given) => {
-        [now, numbers] = [moment, given];
+    return (moment, numbers) => {
+        [now, made] = [moment, skew(numbers, L)];
         const step = Math.round(now);
-        const { shape } = skew(numbers, L)[step];
+        const { shape } = made[step];
+        play.hidden = still.matches;
         said.textContent = `${shape.join(" × ")}: ${SAID[step]}.`;
         sheet.setAttribute("aria-label", said.textContent);
         lines.forEach((one, n) => one.setAttribute("aria-pressed", String(n === step)));

@@ -229,7 +229,7 @@ export const figure = {
         if (scaled && bytes.length > length) {
             said.push(
                 `With YaRN, factor ${scaled.scaling.factor} and no further training, RoPE's loss past it is ` +
-                    `${shown(scaled.outside, 2)} bits instead of ${shown(plain.outside, 2)}. It has a price: up to byte ${length} ` +
+                    `${shown(scaled.outside, 2)} bits instead of ${shown(plain.outside, 2)}. ${scaled.inside - plain.inside >= 0.005 ? "It has a price: up" : "Up"} to byte ${length} ` +
                     `the loss is ${shown(scaled.inside, 2)} instead of ${shown(plain.inside, 2)}.`,
             );
         }
