@@ -92,7 +92,8 @@ def page(step: Step, steps: list[Step]) -> str:
         beliefs=beliefs,
         title=heading(step),
         name=step.name,
-        text=PART.sub(r"\1", step.text),  # the picture of the page has no parts to light
+        # The picture of the page has no parts to light, and another step is another page.
+        text=re.sub(r"\(#step=([a-z]+)\)", r"(\1.md)", PART.sub(r"\1", step.text)),
         question=step.question,
         answers="\n".join(f"- {words}" for words in step.answers.values()),
         onward="\n\n".join(filter(None, [step.next, *onward])),

@@ -10,6 +10,7 @@ import torch
 import posenc
 from posenc.schemes.catalog import CATALOG
 from posenc_lab.explore import data, lesson
+from posenc_lab.explore.models import header
 from posenc_lab.laws.laws import rotary_bound
 from tests.explore.browser import Watched, executable, violations
 from tests.explore.node import STATIC, Node
@@ -123,7 +124,11 @@ def test_the_board_says_what_was_measured(title: str) -> None:
     before, after = measured or [data.tables()[name]["bits"][length] for length in ("128", "1024")]
     verdict, why = row["longer"]
     assert (verdict == "yes") == (after is not None and after < before + 0.05)
-    assert after is None or why == f"{before:.2f} → {after:.2f}{'' if measured else ', trained once, on plays'}"
+    assert header()["configuration"]["steps"] == 4 * data.records()[0]["steps"]
+    rope = header()["models"]["rope"]["bits"]["float"]
+    beside = f"RoPE {rope['128']:.2f} → {rope['1024']:.2f} there"
+    once = "" if measured else f"; trained once, on plays, four times as long: {beside}"
+    assert after is None or why == f"{before:.2f} → {after:.2f}{once}"
     assert (row["deterministic"][0] == "yes") == (entry.learned == "nothing")
     assert entry.axes != "any" or row["dimensions"][0] == "yes"
 
@@ -326,7 +331,7 @@ def test_a_word_and_its_part_of_the_picture_light_each_other(name: str, page: Wa
         ("turn", 2, (50, 0), r"turn\.query=1\d"),
         ("bias", 0, (0, 70), r"bias\.head=1"),
         ("table", 0, (60, 0), r"table\.position=2\d"),
-        ("longer", 1, (60, 0), r"longer\.tokens=1\d+"),
+        ("longer", 1, (60, 0), r"longer\.tokens=1\d{4}"),
         ("longer", 4, (-25, 0), r"longer\.tokens=\d+"),
         ("stretch", 0, (0, -30), r"stretch\.factor=\d+"),
         ("stretch", 1, (0, -30), r"stretch\.base=\d+"),

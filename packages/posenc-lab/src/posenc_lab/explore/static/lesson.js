@@ -63,7 +63,6 @@ export function shown(steps, step, page) {
 }
 
 const stateOf = ({ values }) => JSON.stringify({ ...values, moment: 0 });
-
 const judged = () => element("p", { class: "judged", role: "status" });
 
 function say(verdict, isRight, not, words) {

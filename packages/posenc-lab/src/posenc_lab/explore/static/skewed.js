@@ -12,6 +12,7 @@ const STEPS = steps(L);
 export const LAST = STEPS.length - 1;
 const PER_SECOND = 0.6; // steps, while it plays
 const [LEFT, TOP] = [26, 22]; // room for the numbers of rows and columns
+const sizeAt = (width) => Math.min((width - LEFT - 4) / WIDE, 44); // of a cell in a grid
 const SAID = [
     "a row for each query, a column for each distance",
     "a zero at the end of each row",
@@ -20,8 +21,6 @@ const SAID = [
     "the same line, read in rows of 7: the diagonals are straight",
     "the first 4 rows and the last 4 columns: queries by keys",
 ];
-
-const sizeAt = (width) => Math.min((width - LEFT - 4) / WIDE, 44);
 
 /** Where cell n of the line stands after a step: {x, y, size, opacity}. A cell that is not there yet, or no more, is
  * not seen where it comes, or was. */
@@ -86,8 +85,7 @@ export function skewing(box, app, set) {
     box.append(element("div", { class: "skew" }, frame, element("div", { class: "skew-steps" }, ...lines), moving));
 
     const build = () => {
-        const { background } = app.theme();
-        const { shape, places, data } = made[0];
+        const [{ background }, { shape, places, data }] = [app.theme(), made[0]];
         cells = Array.from({ length: ALL }, (_, n) => {
             const index = places.indexOf(n); // -1: padding
             const [isPadding, query] = [index < 0, Math.floor(index / shape[1])];
@@ -108,10 +106,9 @@ export function skewing(box, app, set) {
         const { shape } = made[step];
         if (shape.length === 1) return [];
         const first = step < 2 ? 1 - L : 0;
-        const columns = Array.from({ length: Math.min(shape[1], WIDE - 1) }, (_, n) => n);
-        const rows = Array.from({ length: shape[0] }, (_, n) => n);
-        const size = sizeAt(width);
-        const middle = { "text-anchor": "middle" };
+        const counts = [Math.min(shape[1], WIDE - 1), shape[0]];
+        const [columns, rows] = counts.map((length) => Array.from({ length }, (_, n) => n));
+        const [size, middle] = [sizeAt(width), { "text-anchor": "middle" }];
         return [
             ...columns.map((n) => words(LEFT + (n + 0.5) * size, TOP - 7, shown(first + n, 0), middle)),
             ...rows.map((n) => words(LEFT / 2, TOP + (n + 0.5) * size + 4, String(n), middle)),
@@ -135,9 +132,8 @@ export function skewing(box, app, set) {
     return (moment, numbers) => {
         [now, made] = [moment, skew(numbers, L)];
         const step = Math.round(now);
-        const { shape } = made[step];
         play.hidden = still.matches;
-        said.textContent = `${shape.join(" × ")}: ${SAID[step]}.`;
+        said.textContent = `${made[step].shape.join(" × ")}: ${SAID[step]}.`;
         sheet.setAttribute("aria-label", said.textContent);
         lines.forEach((one, n) => one.setAttribute("aria-pressed", String(n === step)));
         slider.value = now;

@@ -166,7 +166,9 @@ function whyOf(app) {
     const ends = set ? [lengths.indexOf(set.trained), lengths.length - 1] : [];
     const loss = (name, at) => {
         const once = app.data.tables[name]?.bits?.[lengths[at]];
-        if (!curves[name]) return once ? `${once.toFixed(2)}, trained once, on plays` : "not measured";
+        const rope = app.data.models.models.rope.bits.float[lengths[at]]; // beside it
+        const how = `; trained once, on plays, four times as long: RoPE ${rope.toFixed(2)} there`;
+        if (!curves[name]) return once ? once.toFixed(2) + how : "not measured";
         const found = curves[name][at]?.[0];
         return Number.isFinite(found) ? found.toFixed(2) : "undefined";
     };

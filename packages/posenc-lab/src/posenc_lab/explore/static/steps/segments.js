@@ -12,7 +12,7 @@ import { WAVES, distances } from "posenc/steps/add.js";
 const WORDS = "A man sleeps . A man runs .".split(" ");
 const [N, { dim: DIM, base: BASE }] = [WORDS.length, WAVES];
 const W = { shape: [2, DIM], data: randn(2 * DIM, 0).map((x) => x / 2) }; // as large as the waves, to be seen beside them
-const MAPS = { position: "position alone", segment: "segment alone", both: "added in all" };
+const MAPS = { position: "position alone", segment: "segment alone", both: "their sum" };
 
 function positionsOf({ border, second }) {
     const segment = WORDS.map((_, n) => Number(n >= border));
@@ -21,7 +21,7 @@ function positionsOf({ border, second }) {
 
 export const figure = {
     name: "segments",
-    title: "How far apart what is added to two words is",
+    title: "Distances between the vectors added to two words",
     see: "Move the border between premise and hypothesis. The frame has the pairs of one word of each.",
     defaults: { border: 4, second: "on" },
     another: { border: 3, second: "anew" },
@@ -29,7 +29,7 @@ export const figure = {
         { name: "border", label: "words of the premise", kind: "range", min: 1, max: N - 1 },
         {
             ...{ name: "second", label: "positions of the hypothesis", kind: "choice" },
-            choices: [{ value: "on", name: "go on" }, { value: "anew", name: "begin anew" }],
+            choices: [{ value: "on", name: "go on" }, { value: "anew", name: "start again at 0" }],
         },
     ],
     values(state) {
@@ -82,7 +82,7 @@ export const figure = {
         const [position, segment, both] = apartBy.map((one) => shown(one[border], 2));
         return (
             `Premise: ${first}. Hypothesis: ${second}. Their first words are ${position} apart by position, ` +
-            `${segment} by segment and ${both} by what is added in all.`
+            `${segment} by segment and ${both} by their sum.`
         );
     },
 };

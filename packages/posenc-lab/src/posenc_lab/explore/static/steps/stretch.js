@@ -16,6 +16,7 @@ const PER_DECADE = 50; // steps of the base
 const NAMES = { none: "none: plain RoPE", linear: "position interpolation", ntk: "NTK-aware scaling", yarn: "YaRN" };
 const PLAIN = frequencies(DIM, BASE);
 const SLOWEST = PLAIN.length - 1;
+const heightAt = (width) => (width < 480 ? 92 : 132); // of the plot: a telephone has no more room
 
 const givenOf = (factor) => ({ factor, length: TRAINED, dim: DIM });
 const scalingOf = ({ way, factor }) => (way === "none" ? null : built(way, givenOf(factor)));
@@ -65,7 +66,7 @@ export const figure = {
     mount(box, app) {
         const clocks = dials(box, app);
         const plot = drawing(box, (width, ...given) => ({
-            height: 150,
+            height: heightAt(width) + 58,
             parts: dividing(width, ...given, app),
             label: "by what each pair is divided",
         }));
@@ -103,10 +104,10 @@ export const figure = {
 function dividing(width, { factor, base }, { divided, byBase }, app) {
     const { palette } = app.theme();
     const { parts, X, Y, at, path, dots } = panel({
-        ...{ left: 30, top: 20, width: width - 44, height: 92, x: [0, SLOWEST], y: [0, 6] },
+        ...{ left: 38, top: 20, width: width - 52, height: heightAt(width), x: [0, SLOWEST], y: [0, 10] },
         title: "frequency divided by",
         xTicks: Array.from(PLAIN, (_, k) => k),
-        yTicks: [0, 2, 4, 6],
+        yTicks: [0, 2, 4, 6, 8, 10],
         yWords: (power) => String(2 ** power),
         xLabel: "pair of channels",
     });
