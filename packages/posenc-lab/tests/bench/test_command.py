@@ -100,7 +100,7 @@ def test_it_prints_and_writes_tables_and_resumes_what_was_interrupted(
     assert main(words) == 0
     shown = capsys.readouterr()
     assert "The price of position: a training step" in shown.out
-    assert "price training, alibi, 64" in shown.err
+    assert "price training, ALiBi, 64" in shown.err
     for dtype in ("float32", "bfloat16"):
         folder = tmp_path / dtype
         names = {path.name for path in folder.iterdir()}
@@ -118,7 +118,7 @@ def test_regrets_are_of_both_directions_and_leave_out_what_a_scheme_refuses(
     assert main(["bench", "--regret", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr()
     assert "Regret of auto" in shown.out
-    assert "regret training both ways, alibi, 64" in shown.err
+    assert "regret training both ways, ALiBi, 64" in shown.err
     rows = [line.split("|")[1:-1] for line in (tmp_path / "bench.md").read_text().splitlines() if line.startswith("| ")]
     calls = {row[0].strip(): int(row[-1]) for row in rows if len(row) == 5 and row[-1].strip().isdecimal()}
     assert calls == {"all": 6, "forward": 3, "training": 3, "causal": 4, "both ways": 2, "64 tokens": 6} | {

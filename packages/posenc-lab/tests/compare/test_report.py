@@ -55,7 +55,7 @@ def test_every_scheme_has_its_numbers() -> None:
             f"{trained['peak_bytes'] / 1e6:,.0f} MB",
         ]
     assert parsed.row("schemes", "Learned")[0] == "Learned undefined past 128"
-    assert "Learned is undefined past 128: learned has 128 positions, 0 to 127; got position 255" in parsed.text
+    assert "Learned is undefined past 128: Learned has 128 positions, 0 to 127; got position 255" in parsed.text
 
 
 def test_the_best_of_every_length_are_marked_from_three_seeds_on() -> None:

@@ -144,7 +144,7 @@ def test_where_every_trial_diverges_the_configured_rate_is_taken_and_that_is_sai
     config = small_config(write_text(tmp_path / "text"), schemes=("nope",), **TUNED)
     records = compare(config, tmp_path / "out", Saying(-1), build=nan)
     assert all(r["diverged"] == "the loss is nan at step 1" for r in records if r["kind"] == "trial")
-    assert "nope: every trial diverged, so it is trained at 0.005" in said
+    assert "NoPE: every trial diverged, so it is trained at 0.005" in said
     assert not any(r["tuned"] for r in records if r["kind"] == "training")
 
 

@@ -19,6 +19,7 @@ from posenc_lab.kit.configuration import fingerprint
 from posenc_lab.kit.files import require
 from posenc_lab.kit.machine import clock_of, device_of, machine, versions
 from posenc_lab.kit.records import Record, Records
+from posenc_lab.kit.titles import titled
 
 SHARE = 0.5  # of the memory; calls that would need more are left out
 SHORT_TOKENS = 2048  # tokens up to which calls are not checked, since scores take less than a gigabyte
@@ -91,11 +92,12 @@ def bench(
             if records.has(group.kind, group.scheme, length=group.length):
                 progress.skip(group.work)
                 continue
-            progress.advance(0, f"{group.kind}, {group.scheme}, {group.length:,}")
+            words = f"{group.kind}, {titled(group.scheme)}, {group.length:,}"
+            progress.advance(0, words)
             measured = _measure(group, settings, limits, clock, device)
             named = {"kind": group.kind, "scheme": group.scheme, "length": group.length}
             records.append({**named, **measured, "fingerprint": fingerprint(about)}, about)
-            progress.advance(group.work, f"{group.kind}, {group.scheme}, {group.length:,}")
+            progress.advance(group.work, words)
         return list(records)
 
 

@@ -36,6 +36,7 @@ from posenc_lab.kit.interleaving import orders, ratios
 from posenc_lab.kit.machine import clock_of, device_of, versions
 from posenc_lab.kit.processes import Lead, Stop, jobs, own_device
 from posenc_lab.kit.records import Record, Records, key
+from posenc_lab.kit.titles import titled
 
 ALL = "all"  # the name that stands for every scheme of the catalog that the task has positions for
 PLAIN = "nope"  # what step times are relative to: the model without positions
@@ -260,7 +261,7 @@ class _Lab:
         job = self._job(scheme, seed, rate, TUNING, checkpoint)
         model = job.model(self.build)
         about: dict[str, Any] = {"trial": trial, "learning_rate": rate.learning_rate, "multiplier": rate.multiplier}
-        words = f"{scheme}, trial {trial + 1}"
+        words = f"{titled(scheme)}, trial {trial + 1}"
         try:
             training = self._train(model, job, words)
         except DivergedError as error:
@@ -278,7 +279,7 @@ class _Lab:
         if self.tunes(scheme):
             found = chosen(scheme, self.records)
             if found is None:
-                self.progress.say(f"{scheme}: every trial diverged, so it is trained at {rate}")
+                self.progress.say(f"{titled(scheme)}: every trial diverged, so it is trained at {rate}")
             rate = found or rate
         for record in self.records:
             its = Rate(record.get("learning_rate", math.nan), record.get("multiplier"))
@@ -306,7 +307,7 @@ class _Lab:
             return
         job = self._job(scheme, seed, rate, TRAINING, checkpoint)
         model = job.model(self.build)
-        words = f"{scheme}, seed {seed}"
+        words = f"{titled(scheme)}, seed {seed}"
         about: dict[str, Any] = {"learning_rate": rate.learning_rate, "multiplier": rate.multiplier}
         about["tuned"] = scheme in config.given_rates() or (config.tune and chosen(scheme, self.records) is not None)
         try:
@@ -338,7 +339,7 @@ class _Lab:
             model.zero_grad(set_to_none=True)
 
         def after_pass(tokens: int) -> None:
-            progress.advance(TESTING_WORK * tokens, f"{scheme}, seed {seed}: testing")
+            progress.advance(TESTING_WORK * tokens, f"{words}: testing")
             self.stop.check_all()
 
         evaluator = self.loaded.evaluator(model, self.device, after_pass)
@@ -395,7 +396,7 @@ class _Lab:
         for order in islice(orders(names, f"{scheme}, seed {seed}"), SPEED_ROUNDS):
             for name in order:
                 times[name].append(clock(steps[name]))
-            self.progress.advance(2 * self.step_work, f"{scheme}, seed {seed}: timing steps")
+            self.progress.advance(2 * self.step_work, f"{titled(scheme)}, seed {seed}: timing steps")
             self.stop.check()
         ratio, low, high = (round(each, 4) for each in ratios(times[scheme][1:], times[PLAIN][1:]))  # after a warm-up
         seconds = round(median(times[scheme][1:]), 6)

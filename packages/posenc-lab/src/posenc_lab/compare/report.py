@@ -410,12 +410,13 @@ def _costs(summary: Summary, scheme: str) -> list[Cell]:
 
 
 def _why_undefined(summary: Summary) -> list[str]:
-    """A sentence on each scheme that is undefined at some length."""
+    """A sentence on each scheme that is undefined at some length. An error begins with the name of its scheme."""
     whys = {s: [summary.undefined(s, n, summary.kind) for n in summary.test_lengths] for s in summary.schemes}
     return [
-        f"{titled(s)} is {summary.end(s, summary.kind)}: {next(filter(None, why))}"
+        f"{titled(s)} is {summary.end(s, summary.kind)}: {titled(name)} {words}"
         for s, why in whys.items()
-        if any(why)
+        for name, _, words in [next(filter(None, why), "").partition(" ")]
+        if words
     ]
 
 

@@ -1,5 +1,9 @@
 """The names of schemes as people write them. They are here in full, so that what prints them need not load PyTorch."""
 
+from itertools import groupby
+
+from posenc.schemes.user_code import LAYER_SEPARATOR
+
 TITLES = {
     "absolute_in_attention": "Absolute in attention",
     "alibi": "ALiBi",
@@ -61,10 +65,19 @@ TITLES = {
 
 
 def titled(name: str) -> str:
-    """A scheme or a composition as people write it; what is none of the catalog as it is.
+    """A scheme, a composition or a schedule as people write it; what is none of the catalog as it is.
 
-    >>> titled("rope+transformer_xl")
-    'RoPE + Transformer-XL'
+    >>> titled("my.py:Slope+transformer_xl")
+    'my.py:Slope + Transformer-XL'
+    >>> titled("rope@64~rope@64~nope")
+    '2 × RoPE in windows of 64 with NoPE'
     """
-    parts = name.split("+")
-    return " + ".join(TITLES[part] for part in parts) if TITLES.keys() >= set(parts) else name
+    if name in TITLES:
+        return TITLES[name]
+    made = []
+    for layer, same in groupby(LAYER_SEPARATOR.split(name)):
+        scheme, _, window = layer.partition("@")
+        words = " + ".join(TITLES.get(part, part) for part in scheme.split("+"))
+        count = len(list(same))
+        made.append(f"{f'{count} × ' if count > 1 else ''}{words}{f' in windows of {window}' if window else ''}")
+    return " with ".join(made)

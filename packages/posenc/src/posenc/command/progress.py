@@ -28,7 +28,7 @@ class Progress:
         self._earlier += work
 
     def advance(self, work: float, stage: str, detail: str = "") -> None:
-        """Adds work done, in a stage such as "rope, seed 0: training"."""
+        """Adds work done, in a stage such as "RoPE, seed 0: training"."""
         self._done += work
         if work:
             self._steps.append((self._done, time.monotonic()))
