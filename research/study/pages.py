@@ -6,6 +6,7 @@ The words are in ``templates``, with a template for each page; the numbers are t
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def main() -> None:
         "schemes": list(SCHEMES.values()),
         "titles": TITLES,
         "contrasts": found,
+        "close": {name: close(name, found) for name in ("rope_alibi_trained", "t5_alibi_trained")},
         "tasks": tasks,
         "order": order(tasks),
         "ranked": PUBLISHED["ranked"],
@@ -105,6 +107,13 @@ def main() -> None:
                 title = f"{TITLES[of.name]}: trained on {LENGTHS[0]} bytes, tested on up to {LENGTHS[1]:,}"
                 path = DOCS / "images" / f"study-{of.name}{'-dark' if dark else ''}.png"
                 write_whole(path, png(of.summary, title, dark))
+
+
+def close(name: str, found: Mapping[str, Sequence[Contrast]]) -> dict[str, Any]:
+    """A claim whose two published perplexities are near each other: how far apart they are, and how many tests agree."""
+    tests = [each for made in found.values() for each in made if each.claim["name"] == name]
+    low, high = sorted(map(float, re.findall(r"\d+\.\d+", tests[0].claim["published"]["claim"])))
+    return {"apart": f"{high / low - 1:.1%}".replace("%", " %"), "agreeing": sum(each.agrees == "yes" for each in tests)}
 
 
 def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:

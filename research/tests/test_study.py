@@ -125,6 +125,9 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     assert "by Holm's tests of all pairs" not in page["plays"]
     for each in findings.contrasts(of):
         assert f"| {pages.interval(each.found)} | 3 | {each.verdict} | {each.agrees} |" in page["contrasts"]
+    assert "(perplexities 1.7 % apart) and T5 lower than ALiBi (0.4 %)" in page["contrasts"]
+    lower = sum(one.agrees == "yes" for one in findings.contrasts(of) if one.claim["name"] == "t5_alibi_trained")
+    assert f"the tests that agree would be {lower} fewer" in page["contrasts"]
     assert page["contrasts"].count("not before all seeds") == 8  # of plays
     told = json.loads((tmp_path / "claims.json").read_text())["claims"]
     assert all(claim["ours"]["python"] and not claim["ours"]["plays"] for claim in told)
