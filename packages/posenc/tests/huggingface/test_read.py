@@ -75,6 +75,7 @@ def test_a_picture_is_an_svg_of_bounded_size(tmp_path: Path, capsys: pytest.Capt
     for option, file, words in (
         ("--picture", "picture.svg", "a picture must have at most 65536 layers and channels, and llama has 65537"),
         ("--golden", "golden.json", "golden numbers must be of at most 32768 channels in all, and llama has 65536"),
+        ("--golden", "golden.txt", "--golden must end with .json or .safetensors, got 'golden.txt'"),
         ("--golden", "no/golden.json", "the folder of 'golden.json' must exist, and there is no '"),
     ):
         assert main(["read", str(tmp_path), option, str(tmp_path / file)]) == 1
@@ -134,6 +135,10 @@ def rounded(dtype: torch.dtype, at: str) -> Callable[[Tensor, Tensor], Tensor]:
     """Angles with positions or products of another dtype."""
     if at == "positions":
         return lambda place, theta: place.to(dtype).double() * theta
+    if at == "inv_freq":
+        return lambda place, theta: place.double() * theta.to(dtype).double()
+    if at == "exact":
+        return lambda place, theta: (place.double() * theta).to(dtype).double()
     return lambda place, theta: (place.to(dtype) * theta.to(dtype)).double()
 
 
@@ -197,7 +202,11 @@ MISTAKES: list[tuple[str, Callable[..., None], str]] = [
         "pairs within the first 14 channels",
     ),
     ("gemma4_text proportional", turned(1, 3e3, "half", 14, 0), "only the first 14 channels turned"),
-    ("gemma3_text", turned(0, [t / 8 for t in GEMMA], "half", 20, 0), "the scaling of layer 2"),
+    (
+        "gemma3_text",
+        turned(0, [t / 8 for t in GEMMA], "half", 20, 0),
+        "the scaling of layer 2 or frequencies divided by 8",
+    ),
     ("gemma3_text", turned(0, 1e6, "half", 20, 0), "the base of layer 2"),
     ("gemma3_text", turned(1, 1e6, "half", 20, 0), "without the scaling or the scaling of layer 0"),
     ("gemma4_text", turned(0, 1e6, "half", 20, 0), "the base of layer 1"),
@@ -216,6 +225,29 @@ MISTAKES: list[tuple[str, Callable[..., None], str]] = [
     ),
     ("gpt_neox", turned(0, 3e4, "half", 6, 0, angle=rounded(torch.bfloat16, "angles")), "angles rounded to bfloat16"),
     ("gpt_neox", turned(0, 3e4, "half", 6, 0, angle=rounded(torch.float16, "angles")), "angles rounded to float16"),
+    (
+        "gpt_neox",
+        turned(0, 3e4, "half", 6, 0, angle=rounded(torch.bfloat16, "inv_freq")),
+        "inv_freq rounded to bfloat16",
+    ),
+    (
+        "gpt_neox",
+        turned(0, 3e4, "half", 6, 0, angle=rounded(torch.bfloat16, "exact")),
+        "exact angles rounded to bfloat16",
+    ),
+    (
+        "gpt_neox",
+        turned(0, 3e4, "half", 6, 0, angle=rounded(torch.float16, "exact")),
+        "exact angles rounded to float16",
+    ),
+    ("gpt_neox", turned(0, 5e5, "half", 6, 0), "a base of 500000"),
+    ("gpt_neox", turned(0, 1e6, "half", 6, 0), "a base of 1000000"),
+    *[
+        ("gpt_neox", turned(0, [3e4 ** (-k / 3) / by for k in range(3)], "half", 6, 0), f"frequencies divided by {by}")
+        for by in (2, 4, 8)
+    ],
+    ("cohere", turned(0, 3e4, "interleaved", 6, 0), "only the first 6 channels turned"),
+    ("cohere", turned(0, 3e4, "interleaved", 6, 0, of=12), "pairs within the first 6 channels"),
     ("gpt_neox", turned(0, 3e4, "half", 6, 0, table=torch.bfloat16), "cos and sin rounded to bfloat16"),
     ("gemma2", times("scores", 1.5), "no mistake that is known"),
     ("bloom", added(lambda heads, r: 0 * r), "without ALiBi"),
@@ -295,6 +327,7 @@ FILES: list[tuple[Any, str]] = [
     (lambda record: record.clear(), "must be a file that --golden wrote, with a port's numbers: KeyError('kinds')"),
     (lambda record: record["kinds"].clear(), "must have the layers [[0, 1, 2, 3]], got []"),
     (lambda record: record["kinds"][0].update(key_after=[[1.0]]), "must be (8, 12), got (1, 1)"),
+    (lambda record: record["kinds"][0]["query_after"][5].__setitem__(2, math.nan), "is not finite: row 5 has nan"),
     (lambda record: record["kinds"][0].update(key_before=[[0.0] * 12] * 8), "key_before of "),
     (lambda record: record["kinds"][0].update(positions=[1]), "positions of "),
     (lambda record: record["kinds"][0].update(key_after="x"), "must have numbers in key_after of layer 0: TypeError"),

@@ -20,7 +20,7 @@ from posenc.huggingface.reading import BYTES, ModelPositions
 from posenc.huggingface.variants import Frequencies
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import PairRotation, frequencies
-from posenc.rotation.scalings import YaRN, blend, ntk
+from posenc.rotation.scalings import PositionInterpolation, YaRN, blend, ntk
 from posenc.scheme import Scheme
 from posenc.schemes.mrope import dealt
 from posenc.schemes.rope import RoPE
@@ -32,6 +32,9 @@ READ = ("RoPE", "QueryScale", "ALiBi", "DividedALiBi", "NoPE")
 BEFORE, AFTER = ("query_before", "key_before"), ("query_after", "key_after", "scores", "rows")
 CHANNELS = 2**15
 """The most channels of all kinds of layers whose numbers are written."""
+
+BASES = (1e4, 1e5, 1.5e5, 5e5, 1e6, 5e6, 1e7)
+"""Usual bases of frequencies."""
 
 PLACES = (0, 1, 2, 5, 37, 301, 2003, 4095)
 """Positions, of which the larger ones are no numbers of bfloat16."""
@@ -214,6 +217,9 @@ def _read(path: Path, expected: dict[str, Any]) -> dict[str, dict[str, Any]]:
                 raise ValueError(f"{path} must have numbers in {name} of {where}: {error!r}") from None
             if row[name].shape != right[name].shape:
                 raise ValueError(f"{name} of {path} must be {tuple(right[name].shape)}, got {tuple(row[name].shape)}")
+            if not bool(row[name].isfinite().all()):
+                at_row, channel = torch.nonzero(~row[name].isfinite())[0].tolist()
+                raise ValueError(f"{name} of {path} is not finite: row {at_row} has {row[name][at_row, channel]}")
             if name in BEFORE and not bool(((row[name] - right[name]).abs() <= 2**-22 * right[name].abs()).all()):
                 raise ValueError(f"{name} of {path} must be what --golden wrote: a port computes what comes after")
         if row.get("positions") != right.get("positions"):
@@ -279,6 +285,8 @@ def _of_input(scheme: Scheme) -> Iterator[tuple[str, Tensor]]:
     layouts: tuple[Any, ...] = ("interleaved", "concatenated", "tensor2tensor")
     for layout in (each for each in layouts if each != scheme.layout):
         yield f"{layout} for {scheme.layout}", _table(Sinusoidal(scheme.dim, scheme.base, layout), start)
+    for base in (each for each in BASES if each != scheme.base):
+        yield f"a base of {base:.7g}", _table(Sinusoidal(scheme.dim, base, scheme.layout), start)
 
 
 def _of_scores(scheme: Scheme, layer: Any, right: Any) -> Iterator[tuple[str, Tensor]]:
@@ -347,6 +355,7 @@ def _rounded(rope: RoPE, places: Positions) -> Iterator[tuple[str, Any]]:
     for dtype in (torch.bfloat16, torch.float16):
         exact, near = p * theta, p.to(dtype)
         angles = {"positions": near * theta, "angles": (near * theta.to(dtype)).double(), "cos and sin": exact}
+        angles |= {"inv_freq": p * theta.to(dtype).double(), "exact angles": exact.to(dtype).double()}
         for words, angle in angles.items():
             made = PairRotation.by(
                 angle[None], angle, torch.float64, rope.layout, rope.head_dim, rope.first_channel, factor
@@ -374,20 +383,31 @@ def _rotations(said: ModelPositions, rope: RoPE, places: Positions) -> Iterator[
         yield f"a factor of {usual:.4g} of cos and sin", like(rope, scaling=Frequencies(theta, usual))
         mixed = blend(ntk(plain, rope.scaling.factor), plain / rope.scaling.factor, rope.scaling._gamma(plain))
         yield "NTK's base for the fast pairs", like(rope, scaling=Frequencies(tuple(mixed.tolist()), scale))
-    for layers, scheme, _ in groups(said):
-        for each in (part for part in scheme.parts if isinstance(part, RoPE) and part is not rope):
-            named = {"base": (each.base, rope.scaling), "scaling": (rope.base, each.scaling)}
-            for words, (base, scaling) in (named | {"base and scaling": (each.base, each.scaling)}).items():
-                with suppress(ValueError):  # of scalings for another number of pairs
-                    theirs, times = _theta(RoPE(2 * len(theta), base, scaling=scaling), places)
-                    changed = Frequencies(tuple(theirs.tolist()), times)
-                    yield f"the {words} of layer {layers[0]}", like(rope, scaling=changed)
+    ropes = [(at[0], part) for at, scheme, _ in groups(said) for part in scheme.parts if isinstance(part, RoPE)]
+    named: list[tuple[str, float, Any]] = []
+    for layer, each in ropes:
+        if each is not rope:
+            named.append((f"the base of layer {layer}", each.base, rope.scaling))
+            named.append((f"the scaling of layer {layer}", rope.base, each.scaling))
+            named.append((f"the base and scaling of layer {layer}", each.base, each.scaling))
+    bases = {rope.base, *(each.base for _, each in ropes)}
+    named += [(f"a base of {base:.7g}", base, rope.scaling) for base in BASES if base not in bases]
+    named += [(f"frequencies divided by {by:g}", rope.base, PositionInterpolation(by)) for by in (2.0, 4.0, 8.0, 16.0)]
+    for words, base, scaling in named:
+        with suppress(ValueError):  # of scalings for another number of pairs
+            theirs, times = _theta(RoPE(2 * len(theta), base, scaling=scaling), places)
+            yield words, like(rope, scaling=Frequencies(tuple(theirs.tolist()), times))
     turning = 2 * sum(each != 0 for each in theta)
     if 0 < turning < 2 * len(theta):
         some = Frequencies(theta[: turning // 2], scale)
         yield f"pairs within the first {turning} channels", like(rope, rotary_dim=turning, scaling=some)
         yield f"only the first {turning} channels turned", like(rope, rotary_dim=turning, scaling=None)
     axes, room = rope.allocation, rope.head_dim - rope.first_channel
+    for width in (room // 4, room // 2, 3 * room // 4) if axes is None else ():
+        if width % 2 == 0 and 0 < width < rope.rotary_dim:
+            yield f"only the first {width} channels turned", like(rope, rotary_dim=width, scaling=None)
+            some = Frequencies(theta[: width // 2], scale)
+            yield f"pairs within the first {width} channels", like(rope, rotary_dim=width, scaling=some)
     if rope.rotary_dim < room and room % 2 == 0:
         more = {} if axes is None else {"allocation": [*axes, *[0] * (room // 2 - len(axes))]}
         yield f"all {room} channels turned", like(rope, rotary_dim=room, scaling=None, **more)

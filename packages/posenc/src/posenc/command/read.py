@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.picture is not None and arguments.picture.suffix.lower() != ".svg":
         raise ValueError(f"--picture must end with .svg, which browsers show, got {arguments.picture.name!r}")
+    if arguments.golden is not None and arguments.golden.suffix not in (".json", ".safetensors"):
+        raise ValueError(f"--golden must end with .json or .safetensors, got {arguments.golden.name!r}")
     given: Any = arguments.model
     if not Path(given).exists():
         if given not in CONFIG_MAPPING:
