@@ -201,6 +201,18 @@ PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
     ("roformer", None, SIZES, ["encoder, 4 layers", "RoPE, base 10000, all 12 channels, interleaved layout"]),
     ("rembert", None, SIZES | {"input_embedding_size": 20}, ["input: Learned(4096, 20)", "encoder, 4 layers"]),
     ("git", None, SIZES, ["decoder, 4 layers", "input: Learned(4096, 36)"]),
+    *(
+        (name, None, SIZES, ["layers 0-3: NoPE, whole text\n"])  # biases in its queries, and numbers of float32
+        for name in ("deberta", "deberta-v2")
+    ),
+    ("squeezebert", None, SIZES | {"embedding_size": 36}, ["layers 0-3: NoPE, whole text\n"]),
+    (
+        "vitdet",
+        None,
+        {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 32, "patch_size": 4}
+        | {"pretrain_image_size": 32},
+        ["layers 0, 1: NoPE, whole text\n"],
+    ),
     ("mvp", "decoder", STACK, ["decoder, 3 layers", "OffsetLearned(92, 36, offset=2)", "to the encoder has no pos"]),
     (
         "xglm",

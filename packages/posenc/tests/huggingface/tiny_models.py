@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -261,6 +262,10 @@ class Scores(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+SCALED = {"clvp_decoder", "deberta", "deberta-v2", "flaubert", "mvp", "trocr", "xglm", "xlm"}
+"""Models whose code divides queries or keys by the square root of their channels before it multiplies them."""
+
+
 def compared_by_softmax(config: Any, said: ModelPositions, kind: Any) -> tuple[list[str], int, float]:
     """As `compared`, of attention that has code of its own: what its softmax takes, from a text of one token, whose
     queries and keys at position 0 are those of all positions before they turn."""
@@ -280,7 +285,7 @@ def compared_by_softmax(config: Any, said: ModelPositions, kind: Any) -> tuple[l
         encoding = scheme.tokens(Positions.arange(TOKENS), dtype=torch.float64)
         scale = query.size(-1) ** -0.5 if layer.scale is None else layer.scale
         ours, came = _scores(*encoding.rotate(query, key))[visible], came[visible]
-        ours *= min(1.0, scale, key=lambda c: abs(c - came.norm() / ours.norm()))  # some queries come scaled
+        ours *= scale * math.sqrt(query.size(-1)) if config.model_type in SCALED else scale
         size = float(came.abs().max())
         count, worst = count + came.numel(), max(worst, float((ours - came).abs().max()) / size)
         if worst > 1e-5:

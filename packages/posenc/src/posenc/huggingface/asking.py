@@ -37,6 +37,7 @@ from posenc.huggingface.questions import (
     Asked,
     Call,
     built,
+    is_own,
     length_of,
     within,
 )
@@ -233,7 +234,7 @@ def _layer(call: Call, plain: tuple[Call, Call]) -> Layer:
     if unknown:
         raise ValueError(f"layer {call.layer} also gives its attention function {', '.join(unknown)}")
     scaling = options.get("scaling")
-    by_code = _multiple([(each.query, each.made) for each in plain]) * _multiple([(x.key, x.made) for x in plain])
+    by_code = _multiple("query", plain) * _multiple("key", plain)
     scale = None if scaling is None else scaled(float(scaling) * by_code, head_dim)
     cap = options.get("softcap")
     sinks = bool(options.keys() & {"s_aux", "sinks"})
@@ -301,18 +302,29 @@ def _indexed(scheme: Scheme, seen: list[tuple[Call, Tensor]], found: dict[int, I
     return {"indexer": found[whose], "indexer_of": None if whose == call.layer else whose}
 
 
-def _multiple(seen: list[tuple[Tensor, list[Tensor]]]) -> float:
-    """By what number a model's code multiplies what its linear layer gave, with any weights; 1 if it does more."""
-    found = []
-    for x, made in seen:
-        flat = x[0, :, 0].flatten()
-        for each in made:
-            c = float(flat @ each / (each @ each)) if each.numel() == flat.numel() else 0.0
-            if c and float((flat - c * each).abs().max()) < 1e-9 * abs(c):
-                found.append(c)
-                break
-    same = len(found) == len(seen) and all(math.isclose(c, found[0], rel_tol=1e-9) for c in found)
-    return found[0] if same and abs(found[0] - 1) > 1e-9 else 1.0
+def _multiple(name: str, calls: tuple[Call, Call]) -> float:
+    """By what number a model's code multiplies what its linear layer gave, less a bias of its module, with any weights;
+    1 if it does more. ValueError for more in attention that has code of its own."""
+    found: list[float] = []
+    for call in calls:
+        heads, biases = getattr(call, name)[0, :, 0], [torch.zeros(()), *call.biases]
+        dim, size = heads.size(-1), (heads**2).sum(-1, keepdim=True)
+        for each, bias in itertools.product([x for x in call.made if not x.numel() % dim], biases):
+            if bias.numel() in (1, heads.numel()):
+                rows = each.double().view(1, -1, dim) + (bias.view(-1, 1, dim) if bias.dim() else bias)
+                product, length = (rows @ heads[..., None]).squeeze(-1), (rows**2).sum(-1)
+                fits = product**2 > (1 - 1e-12) * size * length
+                c = (product / length)[torch.arange(len(heads)), fits.double().argmax(-1)]
+                if bool(fits.any(-1).all()) and float((c - c[0]).abs().max()) < 1e-6 * abs(float(c[0])):
+                    found.append(float(c[0]))
+                    break
+    if len(found) == len(calls) and all(math.isclose(c, found[0], rel_tol=1e-6) for c in found):
+        return found[0] if abs(found[0] - 1) > 1e-6 else 1.0
+    if is_own(calls[0].module):
+        raise ValueError(
+            f"layer {calls[0].layer} makes its {name} of what its linear layers give in no way that is known"
+        )
+    return 1.0
 
 
 # -- which keys a query sees ------------------------------------------------------------------------------------------
@@ -348,7 +360,7 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
     is_seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     if rule is None:
         seen, total = is_seen[0, 0], is_seen.size(-1)
-        sees = {i: seen[i].nonzero().flatten() for i in (*QUERIES, len(seen) - 1) if i < len(seen)}
+        sees = {i: seen[i].nonzero().flatten() for i in range(len(seen))}
         bounds = [name for name, value in vars(config).items() if BOUNDED.search(name) and value]
         if bounds := [name for name in bounds if not UNBOUNDED.search(name)]:
             raise ValueError(
@@ -376,7 +388,7 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
     if all((first, min(last, i + 7)) == runs[i] for i, (first, last) in ends.items()):
         return (reach + 1 if causal else (reach, beyond)), causal
     sizes = {first for first, _ in ends.values() if first}
-    size = math.gcd(*sizes, *(ends[i][0] - ends[j][0] for i in ends for j in ends))
+    size = math.gcd(*sizes)
     for chunk in (size // k for k in range(1, size + 1) if size % k == 0):
         if causal and all(first == i // chunk * chunk for i, (first, _) in ends.items()):
             return Chunk(chunk), causal

@@ -105,6 +105,8 @@ class Call:
     """Queries and keys of tokens that are no patches."""
     made: list[Tensor] = field(default_factory=list)
     """What linear layers gave in this pass."""
+    biases: list[Tensor] = field(default_factory=list)
+    """Parameters of one axis that its module has beside them."""
 
     def same(self, other: Call) -> bool:
         """Whether another layer gave the same to its attention function."""
@@ -376,8 +378,12 @@ class Asked(TorchFunctionMode):
         """What attention with code of its own gets in place of its scores, numbers by which its scale, bias and mask
         are seen before its softmax, and in place of its weights, zeros."""
         name = getattr(func, "__name__", "")
-        if name in ("conv1d", "conv2d") and self.inside and self.is_own and args[1].shape[2:].numel() > 1:
-            raise ValueError("a convolution over tokens is in its attention")
+        if name in ("conv1d", "conv2d") and self.inside and self.is_own:
+            if args[1].shape[2:].numel() > 1:
+                raise ValueError("a convolution over tokens is in its attention")
+            made: Tensor = func(*args, **kwargs)
+            self.made[f"{name} {len(self.made)}"] = made.flatten(2)[0, :, 0]
+            return made
         if self.attending is None or name not in (*PRODUCTS, "softmax"):
             return None
         if name == "softmax":
@@ -392,7 +398,7 @@ class Asked(TorchFunctionMode):
             scores = 1 + torch.rand(shape[-2:], generator=drawn, dtype=torch.float64).expand(shape)
             self.product = [x, y.mT, scores]
             scores = scores.to(x.dtype) * kwargs.get("alpha", 1)
-            return scores + summand[0] * kwargs.get("beta", 1) if summand else scores
+            return scores + summand[0] * kwargs.get("beta", 1) if summand and kwargs.get("beta", 1) else scores
         elif len(self.product) == 5:
             from transformers import AttentionInterface
 
@@ -542,6 +548,7 @@ class Asked(TorchFunctionMode):
             if not bool(torch.isfinite(call.query.sum() + call.key.sum())):
                 raise ValueError("queries and keys are no finite numbers")
             call.made = list(self.made.values())
+            call.biases = [each for each in call.module.parameters(recurse=False) if each.dim() == 1]
         return calls
 
     def _inputs(self, ids_of: Tensor, by_ids: bool) -> dict[str, Any]:

@@ -308,4 +308,4 @@ def summarize_model(
 
 def scaled(factor: float, head_dim: int) -> float | None:
     """A factor of q . k, or None if it is 1/sqrt(head_dim)."""
-    return None if math.isclose(factor, head_dim**-0.5, rel_tol=1e-12) else factor
+    return None if math.isclose(factor, head_dim**-0.5, rel_tol=1e-6) else factor
