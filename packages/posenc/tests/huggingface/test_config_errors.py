@@ -160,7 +160,7 @@ REFUSED: list[tuple[Any, str]] = [
         "'rope_theta' = 30000.0, which is about",
     ),
     (of("qwen2", layer_types=["sliding_attention"] * 32), "could not be run: .*Could not find a `sliding_window`"),
-    (of("mpt", attn_config={"alibi": False}), "mpt's attn_config's alibi must be True, since transformers' model igno"),
+    (of("mpt", attn_config={"alibi": False}), "mpt's attn_config's alibi must be True, since transformers' model comp"),
     (of("mpt", attn_config={"alibi_bias_max": 16}), "alibi_bias_max must be 8, since transformers'"),
     (of("bert", position_embedding_type="relative_key"), "'position_embedding_type' = 'relative_key', which is abou"),
     (
@@ -174,8 +174,8 @@ REFUSED: list[tuple[Any, str]] = [
         )
         for family, key in FALSE
     ),
-    (of("gptj", rotary=False, rotary_dim=64), "gptj's rotary must be true, since transformers' model"),
-    (of("gptj", scale_attn_weights=2), "gptj's scale_attn_weights must be true, since transformers'"),
+    (of("gptj", rotary=False, rotary_dim=64), "gptj's rotary must be True, since transformers' model computes so"),
+    (of("gptj", scale_attn_weights=2), "gptj's scale_attn_weights must be True, since transformers'"),
     (few("cohere2", rotary_pct=0.5), "cohere2 has the key 'rotary_pct' = 0.5, which is about positions"),
     (few("gemma2", sliding_window_size=9), "gemma2 has the key 'sliding_window_size' = 9, which is about positions"),
     # parts, and models that are not read

@@ -3,7 +3,11 @@
 import copy
 import inspect
 import math
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +21,11 @@ import transformers
 import posenc
 from posenc import Chunk, RoPE, Schedule
 from posenc.huggingface import adapt, bounded_cache, patch, scheme_from_config
+from posenc.huggingface.seams import Patched
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
 from tests.huggingface.configs import ADAPTED, DECODERS, ENCODER
 from tests.huggingface.test_attention import DOCUMENTS, GENERATE, IDS, IMAGE, TERMS, built, moved, output, with_axes
-from tests.huggingface.tiny_models import config_of
+from tests.huggingface.tiny_models import config_of, small_config
 from tests.rounding import of_angles, of_sums
 
 ROTATING = [name for name in DECODERS if name != "gpt2"]
@@ -61,6 +66,44 @@ def test_it_says_what_it_changed_and_puts_it_back() -> None:
     assert repr(patched).startswith("LlamaForCausalLM, not patched:")
     assert same(state(model), before)
     assert torch.equal(output(model, input_ids=LONG), plain)
+
+
+def test_an_undo_that_failed_can_be_called_again() -> None:
+    steps = []
+
+    def fails_once() -> None:
+        steps.append("second")
+        if len(steps) == 1:
+            raise RuntimeError("busy")
+
+    patched = Patched(torch.nn.Identity())
+    patched.on_undo(lambda: steps.append("first"))
+    patched.on_undo(fails_once)
+    with pytest.raises(RuntimeError, match="busy"):
+        patched.undo()
+    assert repr(patched) == "Identity, patched:"
+    patched.undo()
+    assert steps == ["second", "second", "first"]
+    assert repr(patched) == "Identity, not patched:"
+
+
+def test_threads_patch_models_of_one_configuration() -> None:
+    config, interval = SimpleNamespace(of="none"), sys.getswitchinterval()
+
+    def patches(turn: int) -> None:
+        for _ in range(2000):
+            patched = Patched(torch.nn.Identity())
+            patched.hold(config, "of", turn, "none")
+            patched.hold(config, "new", turn)
+            patched.undo()
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(patches, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert vars(config) == {"of": "none"}
 
 
 def test_a_scaling_for_another_length_than_the_models_is_remarked() -> None:
@@ -606,6 +649,59 @@ def test_what_fits_is_put_in() -> None:
         plain = output(model, input_ids=IDS)
         with patch(model, what):
             assert float((output(model, input_ids=IDS) - plain).abs().max()) > 1e-3, name
+
+
+class Extra(transformers.LlamaModel):
+    def __init__(self, config: Any, extra: int) -> None:
+        super().__init__(config)
+        self.extra = extra
+
+
+class Loses(transformers.LlamaModel):
+    def __init__(self, config: Any, norm: int) -> None:
+        super().__init__(config)
+        self.layers[1].self_attn = torch.nn.Identity()
+
+
+class Batch(transformers.LlamaModel):
+    def forward(self, **batch: Any) -> Any:
+        return super().forward(**batch)
+
+
+class Both(Batch):
+    def __init__(self, config: Any, extra: int) -> None:
+        super().__init__(config)
+
+
+WITHOUT_A_FILE = type(
+    "WithoutAFile",
+    (transformers.LlamaModel,),
+    {
+        "forward": eval(
+            "lambda self, input_ids=None, **given: LlamaModel.forward(self, input_ids, **given)",
+            {"LlamaModel": transformers.LlamaModel},
+        )
+    },
+)
+
+USERS: list[tuple[Callable[[Any], Any], str | None]] = [
+    (lambda config: Extra(config, 3), None),
+    (WITHOUT_A_FILE, None),
+    (lambda config: Loses(config, 3), r"Loses has other modules than LlamaModel, such as layers.1.self_attn$"),
+    (Batch, "it takes batch, and a scheme is put into models of input_ids alone"),
+    (lambda config: Both(config, 3), "its model could not be built: TypeError: .*missing 1 required .* 'extra'"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), USERS)
+def test_a_class_of_a_user_is_asked_itself_or_as_the_one_it_extends(make: Any, words: str | None) -> None:
+    model = moved(make(small_config("llama")).eval())
+    if words is not None:
+        return refused(posenc.ALiBi(4), model, words)
+    before = output(model, input_ids=IDS)
+    with patch(model, posenc.NoPE()):
+        assert not torch.equal(output(model, input_ids=IDS), before)
+    assert torch.equal(output(model, input_ids=IDS), before)
 
 
 def test_places_are_those_of_the_model_where_queries_are_scaled_by_them() -> None:

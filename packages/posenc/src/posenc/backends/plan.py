@@ -272,4 +272,4 @@ def _is_constant(x: object) -> bool:
 
 def _is_lazy(encoding: Encoding) -> bool:
     """Whether its terms read parameters in each call, so that it has no tensors but these."""
-    return all(type(x) is nn.Parameter for x in (*encoding.tables, *encoding._tensors()))
+    return all(type(x) is nn.Parameter for x in (*encoding.tables, *encoding.tensors()))

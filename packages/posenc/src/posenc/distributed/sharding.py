@@ -354,10 +354,11 @@ class Sharding(Shards):
     def check(self, positions: Positions) -> None:
         """ValueError unless these are the positions of this process's tokens."""
         mine = self.positions
+        if positions is mine:
+            return
         both = zip(mine._each(lambda x: x).values(), positions._each(lambda x: x).values(), strict=True)
-        if positions is not mine and not (  # wrappers of modules make new ones
-            positions.device == mine.device
-            and all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in both)
+        if positions.device != mine.device or not all(  # wrappers of modules make new ones
+            x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in both
         ):
             raise ValueError(
                 f"positions must be those of this process's tokens, sharding.positions, got others: {positions}"

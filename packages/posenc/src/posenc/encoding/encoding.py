@@ -358,13 +358,13 @@ class Encoding:
         if not self._of_inference or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return
         learned = self.tables if any(each.parameter.requires_grad for each in self._made_with) else ()
-        if any(x.is_inference() for x in (*learned, *self._tensors())):
+        if any(x.is_inference() for x in (*learned, *self.tensors())):
             raise ValueError(
                 "the encoding was made under torch.inference_mode() and cannot be used for training: call the scheme "
                 "with the positions again, once in every forward pass"
             )
 
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
         """The tensors of its rotations and terms, and those that their functions close over."""
         of_score_terms = tuple(term.tensors for term in self.score_terms)
         return [
@@ -375,7 +375,7 @@ class Encoding:
     def _check_checkpointed(self) -> None:
         """ValueError in a layer that reentrant checkpointing computes again with numbers made before it of parameters,
         if the backward pass of an earlier layer has freed what their gradient needs."""
-        if compat.is_in_reentrant_checkpoint() and any(map(compat.has_freed_graph, (*self.tables, *self._tensors()))):
+        if compat.is_in_reentrant_checkpoint() and any(map(compat.has_freed_graph, (*self.tables, *self.tensors()))):
             raise ValueError(
                 "the encoding was made of parameters before reentrant activation checkpointing, so only one layer can "
                 "compute its gradient: pass use_reentrant=False to torch.utils.checkpoint.checkpoint, or call the "

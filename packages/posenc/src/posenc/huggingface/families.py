@@ -27,7 +27,7 @@ def head_dim_of(keys: Keys) -> int:
 def gptj(keys: Keys) -> ModelPositions:
     # Base and layout are in the code, not in the configuration.
     for name in ("rotary", "scale_attn_weights"):
-        keys.refuse(name, True, why="must be true, since transformers' model ignores it")
+        keys.refuse(name, True, why="must be True, since transformers' model computes so and does not read it")
     return summarize_model(keys, RoPE(head_dim_of(keys), 10_000.0, "interleaved", rotary_dim=keys.whole("rotary_dim")))
 
 
@@ -57,7 +57,7 @@ def mpt(keys: Keys) -> ModelPositions:
     own = Keys(SimpleNamespace(**inner | {"model_type": "mpt's attn_config"}))
     read = {"alibi": True, "alibi_bias_max": 8, "prefix_lm": False, "attn_uses_sequence_id": False}
     for name, value in read.items():
-        own.refuse(name, value, why=f"must be {value}, since transformers' model ignores it")
+        own.refuse(name, value, why=f"must be {value}, since transformers' model computes so and does not read it")
     for name, value in positional(own.config):
         if name not in (*read, "softmax_scale"):
             raise own.unread(name, value)

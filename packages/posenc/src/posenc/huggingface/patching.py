@@ -25,6 +25,7 @@ from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.loading import MARK, RECORD, has_own_attention, record_of
 from posenc.huggingface.seams import (
     BY_SLOT,
+    LOCK,
     Attention,
     Kind,
     Patched,
@@ -130,18 +131,19 @@ def adapt(model: nn.Module) -> Patched:
 def _begun(model: nn.Module) -> Iterator[tuple[Patched, Any]]:
     """A patch, which is undone if anything of it fails, and the model of transformers."""
     base = transformer(model)
-    if (kind := text_config(base).model_type) in UNSUPPORTED:
-        raise ValueError(f"{named(base)} cannot be patched: {UNSUPPORTED[kind]}")
-    if any(isinstance(m, LayerScheme) or is_adapted(m) or is_patched(m) for m in base.modules()):
-        raise ValueError("model is patched already: undo() that first")
-    patched = Patched(model)
-    try:
-        yield patched, base
-        _heed_peft(patched, base)
-        patched.watch_ids()
-    except BaseException:
-        patched.undo()
-        raise
+    with LOCK:
+        if (kind := text_config(base).model_type) in UNSUPPORTED:
+            raise ValueError(f"{named(base)} cannot be patched: {UNSUPPORTED[kind]}")
+        if any(isinstance(m, LayerScheme) or is_adapted(m) or is_patched(m) for m in base.modules()):
+            raise ValueError("model is patched already: undo() that first")
+        patched = Patched(model)
+        try:
+            yield patched, base
+            _heed_peft(patched, base)
+            patched.watch_ids()
+        except BaseException:
+            patched.undo()
+            raise
 
 
 def _heed_peft(patched: Patched, base: Any) -> None:

@@ -224,7 +224,7 @@ class Asked(TorchFunctionMode):
         self.sight: Tensor | None = None
         self.parameters = inspect.signature(self.model.forward).parameters
         is_grid = "grid_thw" in self.parameters  # patches, by row and column, or time too
-        self.axes = is_grid * (3 if "include_temporal=True" in inspect.getsource(type(self.model).forward) else 2)
+        self.axes = is_grid and (3 if "include_temporal=True" in inspect.getsource(type(self.model).forward) else 2)
         self.takes_ids = is_grid or "position_ids" in self.parameters
         tables = [getattr(each, "embed_tokens", None) for each in self.model.modules()]
         self.rows = max([1, *(len(each) for each in tables if isinstance(each, nn.ModuleList))])  # of ids, for one text

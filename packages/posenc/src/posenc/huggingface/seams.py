@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ Kind = str | None
 HELD: WeakKeyDictionary[nn.Module, list[tuple[Any, str, Any, Any]]] = WeakKeyDictionary()
 """What patched models have set in configurations, which they may share: the name, the value and that before all."""
 
+LOCK = threading.RLock()
+"""Held while a model is patched or put back, since models of several threads may share a configuration."""
+
 
 def transformer(model: nn.Module) -> Any:
     """The model of transformers inside wrappers such as those of PEFT and torch.compile."""
@@ -87,8 +91,10 @@ class Patched:
 
     def undo(self) -> None:
         """Restores the model exactly. Calling it again changes nothing."""
-        while self._restore:
-            self._restore.pop()()
+        with LOCK:
+            while self._restore:
+                self._restore[-1]()
+                self._restore.pop()  # only now: after an error it can be called again
 
     def __enter__(self) -> Patched:
         return self
@@ -136,19 +142,21 @@ class Patched:
         before, if it had any."""
 
         def others() -> list[tuple[Any, str, Any, Any]]:
-            every = [each for of, held in HELD.items() if of is not self.model for each in held]
+            models = [model for of in HELD.keyrefs() if (model := of()) not in (None, self.model)]
+            every = [each for model in models for each in HELD.get(model, ())]
             return [each for each in every if each[0] is config and each[1] == name]
 
         def back() -> None:
             HELD[self.model] = [each for each in HELD[self.model] if each is not mine]
             for now in next(((each[2],) for each in others()), before) or ():
                 return setattr(config, name, now)
-            delattr(config, name)
+            vars(config).pop(name, None)
 
-        before = next((each[3] for each in others()), before)
-        HELD.setdefault(self.model, []).append(mine := (config, name, value, before))
-        setattr(config, name, value)
-        self.on_undo(back)
+        with LOCK:
+            before = next((each[3] for each in others()), before)
+            HELD.setdefault(self.model, []).append(mine := (config, name, value, before))
+            setattr(config, name, value)
+            self.on_undo(back)
 
     def watch_ids(self) -> None:
         """Makes `Positions` in place of position_ids an error by name until `undo`."""
@@ -439,7 +447,7 @@ class Seams:
 
     def _ask(self) -> None:
         config = self.part.config
-        model = built(config, kind=type(self.part))
+        model = self._built(config)
         if all(is_own(module) or not asks(module) for module in model.modules()):
             raise ValueError("none of its modules calls transformers' attention functions, where positions are seen")
         self.asked = asked = Asked(config, model=model)
@@ -479,6 +487,23 @@ class Seams:
         self.has_bias = any(call.bias is not None for call in answer.calls)
         turn = any(each.turning is not None for each in self.attentions)
         self.has_axes = turn and bool(_by_axis(asked, self.places))
+
+    def _built(self, config: Any) -> nn.Module:
+        """The model without weights, of its own class or, if that needs more than the configuration and has the forward
+        of a class of transformers, of the latter."""
+        kind = type(self.part)
+        try:
+            return built(config, kind=kind)
+        except ValueError:
+            base = next(each for each in kind.__mro__ if each.__module__.startswith("transformers."))
+            if base is kind or base.forward is not kind.forward:
+                raise
+            model = built(config, kind=base)
+        for path, module in model.named_modules():
+            of = type(module)
+            if path and of.__module__.startswith("transformers.") and type(self.module(path)) is not of:
+                raise ValueError(f"{kind.__name__} has other modules than {base.__name__}, such as {path}")
+        return model
 
     def _first(self, ends: list[int]) -> Answer:
         """The first answer that the model gives to positions below one of the ends."""

@@ -81,10 +81,17 @@ class Exchange(Protocol):
         """A context in which an error on one process is an error on all."""
 
 
-EXCHANGES: list[Any] = []
-"""Each `Exchange` of the contexts that are open, in which every new pass has one process's tokens of a text, with the
-``sharding`` of the text; the last one is that of new passes. It holds for all threads, since autograd computes
-checkpointed layers again in threads of its own."""
+class TextExchange(Exchange, Protocol):
+    """The exchange of a context in which every new pass has one process's tokens of a text."""
+
+    @property
+    def sharding(self) -> Any:
+        """The `posenc.distributed.Sharding` of the text."""
+
+
+EXCHANGES: list[TextExchange] = []
+"""Those of the contexts that are open; the last one is that of new forward passes. It holds for all threads, since
+autograd computes checkpointed layers again in threads of its own."""
 
 
 class ForwardPass:
@@ -127,17 +134,17 @@ class ForwardPass:
         self.positions, self.cache, self.is_causal = positions, cache, is_causal
         self._dtype, self._context = dtype, context
         of_cache: Exchange | None = None if cache is None else cache._exchange
-        self._exchange: Exchange | None = EXCHANGES[-1] if EXCHANGES else of_cache
+        self._exchange = EXCHANGES[-1] if EXCHANGES else of_cache
         if self._exchange is None and positions._is_shard:
             raise ValueError(
                 "positions must be those of all tokens, got a shard's: use posenc.distributed.sharded, and keep it "
                 "open while activation checkpointing recomputes layers"
             )
-        is_here = cache is None or self._exchange is not None
-        self.key_positions = positions if is_here or cache is None else cache._extended(positions)
-        self._pending_positions = self.key_positions  # those that the cache is to hold
         if self._exchange is not None:
             self.key_positions, self._pending_positions = self._exchange.begin(positions, cache)
+        else:
+            self.key_positions = positions if cache is None else cache._extended(positions)
+            self._pending_positions = self.key_positions  # those that the cache is to hold
         self._is_open = False
         self._added: set[int] = set()  # numbers of schemes whose vectors were added
         self._called: set[int] = set()  # and of those that have attended
