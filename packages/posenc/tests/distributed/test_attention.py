@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from posenc import T5, Positions
+from posenc.distributed import Sharding, attention
 from tests.distributed import cases, decoding, horizons, models
 from tests.distributed.processes import in_processes
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs torch's gloo"
-)
+pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs torch's gloo")
 
 
 @pytest.mark.parametrize(
@@ -86,3 +87,15 @@ def test_leaks_bytes_and_errors(tmp_path: Path) -> None:
         assert wrong == []
         for message, expected in messages:
             assert expected in message
+
+
+def test_a_process_without_queries_has_gradients_of_all_by_its_log_sum_exp(tmp_path: Path) -> None:
+    """Of zero: otherwise the others wait for its part in the gradients of gathered keys and values."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        leaves = [torch.zeros(1, 2, 0, 8, requires_grad=True) for _ in range(3)]
+        sharding, scheme = Sharding(Positions.arange(0)), T5(2, 8, 20)
+        _, lse = attention(*leaves, scheme, sharding, method="gather", return_lse=True)
+        torch.autograd.grad(lse.sum(), [*leaves, *scheme.parameters()])  # an error where one is not reached
+    finally:
+        dist.destroy_process_group()
