@@ -491,7 +491,7 @@ class Seams:
     def _built(self, config: Any) -> nn.Module:
         """The model without weights, of its own class or, if that needs more than the configuration and has the forward
         of a class of transformers, of the latter."""
-        kind = type(self.part)
+        kind: Any = type(self.part)
         try:
             return built(config, kind=kind)
         except ValueError:
