@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from posenc import Positions, Sinusoidal
 from posenc.command.files import write_whole
 from posenc_lab.compare.compare import build_model
 from posenc_lab.compare.config import CompareConfig
@@ -23,7 +24,7 @@ from posenc_lab.compare.tasks import from_toml, task_of
 from posenc_lab.compare.train import rate_of, train
 from posenc_lab.explore.data import TABLES
 from posenc_lab.explore.models import FOLDER, LEVELS, header, quantised, weights, weights_of
-from posenc_lab.plot.vectors import learned
+from posenc_lab.plot.vectors import learned, weights_file
 from study.archives import unpack
 from study.run import HERE, tuned
 from study.texts import fetch
@@ -63,7 +64,7 @@ def task(rates_of: dict[str, str]) -> tuple[CompareConfig, Loaded]:
 def tables() -> None:
     """Writes ``tables.json``: what a head of T5 has learned by bucket; rows of Shaw's key table, from the farthest
     distance to the token itself, with the queries of two letters; the losses of Shaw's and of Transformer-XL; and
-    cosines of the first position vectors of all-MiniLM-L6-v2, int8 of 127 times each, in base64."""
+    cosines of the first position vectors of all-MiniLM-L6-v2, int8 of 127 times each, in base64, and of its `words`."""
     config, loaded = task(RATES_OF)
     models = {scheme: begun(scheme, config, loaded) for scheme in RATES_OF}
     bits = {
@@ -102,7 +103,26 @@ def shaw(model: Any) -> dict[str, Any]:
 def minilm() -> dict[str, Any]:
     rows = torch.nn.functional.normalize(learned().weight.detach().double()[:POSITIONS])
     levels = (LEVELS * rows @ rows.T).round().to(torch.int8)
-    return {"positions": POSITIONS, "cosines": base64.b64encode(levels.numpy().tobytes()).decode()}
+    cosines = base64.b64encode(levels.numpy().tobytes()).decode()
+    return {"positions": POSITIONS, "cosines": cosines, **words(weights_file())}
+
+
+def words(path: Path) -> dict[str, float]:
+    """How long the vectors of all words are, on average, and which share of every third word is still nearest to itself
+    with the sinusoid of a position added: as they are, and multiplied by the root of their dimensions before."""
+    from safetensors import safe_open  # of the extra, as the file is
+
+    with safe_open(path, framework="pt") as file:
+        table = file.get_tensor("embeddings.word_embeddings.weight")
+    sinusoids = Sinusoidal(table.size(1)).table(Positions.arange(512), torch.float32)[0]
+    squares, nearest = table.square().sum(1), []
+    for scale in (1, table.size(1) ** 0.5):
+        found = 0
+        for chosen in torch.arange(0, len(table), 3).split(1024):
+            sums = table[chosen] + sinusoids[chosen % 512] / scale
+            found += int(((2 * sums @ table.T - squares).argmax(1) == chosen).sum())
+        nearest.append(round(found / len(range(0, len(table), 3)), 5))
+    return {"length": round(squares.sqrt().mean().item(), 3), "nearest": nearest[0], "nearest_scaled": nearest[1]}
 
 
 def made(scheme: str, config: CompareConfig, loaded: Loaded) -> dict[str, Any]:

@@ -110,10 +110,13 @@ def main() -> None:
 
 
 def close(name: str, found: Mapping[str, Sequence[Contrast]]) -> dict[str, Any]:
-    """A claim whose two published perplexities are near each other: how far apart they are, and how many tests agree."""
+    """A claim with two perplexities near each other: how far apart they are, and how many tests agree with it."""
     tests = [each for made in found.values() for each in made if each.claim["name"] == name]
     low, high = sorted(map(float, re.findall(r"\d+\.\d+", tests[0].claim["published"]["claim"])))
-    return {"apart": f"{high / low - 1:.1%}".replace("%", " %"), "agreeing": sum(each.agrees == "yes" for each in tests)}
+    return {
+        "apart": f"{high / low - 1:.1%}".replace("%", " %"),
+        "agreeing": sum(each.agrees == "yes" for each in tests),
+    }
 
 
 def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:

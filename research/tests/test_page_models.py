@@ -9,7 +9,7 @@ import torch
 import posenc
 from posenc_lab.compare.compare import build_model
 from posenc_lab.compare.tasks import configured, task_of
-from posenc_lab.explore.data import tables
+from posenc_lab.explore.data import TABLES, tables
 from posenc_lab.explore.models import LEVELS, header, weights
 from study import page_models
 
@@ -68,6 +68,14 @@ def test_the_cosines_of_the_page_are_those_of_minilm() -> None:
     cosines = torch.frombuffer(bytearray(base64.b64decode(said["cosines"])), dtype=torch.int8).view(size, size)
     assert torch.equal(cosines, cosines.mT)
     assert (cosines.diagonal() == LEVELS).all()
+    text = " ".join((TABLES.parents[1] / "lesson" / "clockwork.md").read_text(encoding="utf-8").split())
+    one_in = (float(f"{1 / share:.1g}") for share in (said["nearest"], 1 - said["nearest_scaled"]))
+    for words in (
+        "are {:.1f} long, and sinusoids would be 13.9 long",
+        "for 1 word in {:.0f} only",
+        "all but 1 in {:.0f}. ",
+    ):
+        assert words.format(said["length"] if "long" in words else next(one_in)) in text
     try:
         assert said == page_models.minilm()
     except ModuleNotFoundError:
