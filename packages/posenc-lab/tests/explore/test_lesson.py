@@ -309,7 +309,8 @@ def test_a_word_and_its_part_of_the_picture_light_each_other(name: str, page: Wa
         word = page.page.locator(f'dfn[data-part="{part}"]').first
         pictured = page.page.locator(f':is(.picture [data-part~="{part}"], [data-part~="{part}"]:is(.line, .beneath))')
         control = page.page.locator(f'.control[data-name="{part}"]')
-        assert pictured.count() or control.count(), f"{part} is not in the picture"
+        is_question = name == "decide" and control.count()  # of its words, some are controls alone
+        assert pictured.count() or is_question, f"{part} is not in the picture"
         for use in (word.hover, word.focus):
             use()
             assert all(page.page.evaluate(LIT, [part, ".control"]))
@@ -326,16 +327,16 @@ def test_a_word_and_its_part_of_the_picture_light_each_other(name: str, page: Wa
 @pytest.mark.parametrize(
     ("name", "number", "by", "state"),
     [
-        ("turn", 0, (60, -20), r"turn\.query=1\d"),
-        ("turn", 1, (30, 60), r"turn\.key=\d+"),
-        ("turn", 2, (50, 0), r"turn\.query=1\d"),
-        ("bias", 0, (0, 70), r"bias\.head=1"),
-        ("table", 0, (60, 0), r"table\.position=2\d"),
-        ("longer", 1, (60, 0), r"longer\.tokens=1\d{4}"),
-        ("longer", 4, (-25, 0), r"longer\.tokens=\d+"),
-        ("stretch", 0, (0, -30), r"stretch\.factor=\d+"),
-        ("stretch", 1, (0, -30), r"stretch\.base=\d+"),
-        ("clockwork", 1, (0, 40), r"clockwork\.k=\d+"),
+        ("turn", 0, (60, -20), r"turn\.query=1[345]$"),
+        ("turn", 1, (30, 60), r"turn\.key=0$"),
+        ("turn", 2, (50, 0), r"turn\.query=1[567]$"),
+        ("bias", 0, (0, 70), r"bias\.head=1$"),
+        ("table", 0, (60, 0), r"table\.position=2[345]$"),
+        ("longer", 1, (60, 0), r"longer\.tokens=1[12]\d{3}$"),
+        ("longer", 4, (-25, 0), r"longer\.tokens=3[456]\d\d$"),
+        ("stretch", 0, (0, -30), r"stretch\.factor=1[3456]$"),
+        ("stretch", 1, (0, -30), r"stretch\.base=[56]\d{4}$"),
+        ("clockwork", 1, (0, 40), r"clockwork\.k=1[234]$"),
     ],
 )
 def test_arrows_and_curves_are_dragged(

@@ -166,9 +166,7 @@ function whyOf(app) {
     const ends = set ? [lengths.indexOf(set.trained), lengths.length - 1] : [];
     const loss = (name, at) => {
         const once = app.data.tables[name]?.bits?.[lengths[at]];
-        const rope = app.data.models.models.rope.bits.float[lengths[at]]; // beside it
-        const how = `; trained once, on plays, four times as long: RoPE ${rope.toFixed(2)} there`;
-        if (!curves[name]) return once ? once.toFixed(2) + how : "not measured";
+        if (!curves[name]) return once ? `${once.toFixed(2)}*` : "not measured";
         const found = curves[name][at]?.[0];
         return Number.isFinite(found) ? found.toFixed(2) : "undefined";
     };
@@ -176,7 +174,9 @@ function whyOf(app) {
     const rows = Object.entries(CAUSES).map(([name, cause]) =>
         row(entryOf(app, name).title, [cause, ...ends.map((at) => loss(name, at))]),
     );
-    return scroller("what is new to each scheme", "wordy", tableOf(["scheme", ...heading], rows));
+    const there = ends.map((at) => app.data.models.models.rope.bits.float[lengths[at]].toFixed(2)).join(" and ");
+    const caption = `* Trained once, on plays, four times as long; RoPE has ${there} there`;
+    return scroller("what is new to each scheme", "wordy", tableOf(["scheme", ...heading], rows, { caption: there && caption }));
 }
 
 /** The curves of the records, with a mark where the text is as many times longer than trained. */
