@@ -42,7 +42,7 @@ const smooth = (t) => t * t * (3 - 2 * t);
  * `set(moment)` is called where it is played, stepped or dragged. */
 export function skewing(box, app, set) {
     const still = matchMedia("(prefers-reduced-motion: reduce)");
-    const sheet = svg("svg", { role: "img", style: "display: block; width: 100%" });
+    const [sheet, names] = [svg("svg", { role: "img", style: "display: block; width: 100%" }), svg("g")];
     const said = element("p", { class: "ends" });
     const frame = element("div", { class: "skew-sheet" }, sheet, said);
     let [now, goal, made, cells, drawn] = [0, null, [], [], null];
@@ -100,7 +100,6 @@ export function skewing(box, app, set) {
         });
         sheet.replaceChildren(...cells, names);
     };
-    const names = svg("g");
     /** The numbers of rows and columns, where the cells stand in rows. */
     const namesOf = (step, width) => {
         const { shape } = made[step];

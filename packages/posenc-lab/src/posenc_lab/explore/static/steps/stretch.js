@@ -16,7 +16,6 @@ const PER_DECADE = 50; // steps of the base
 const NAMES = { none: "none: plain RoPE", linear: "position interpolation", ntk: "NTK-aware scaling", yarn: "YaRN" };
 const PLAIN = frequencies(DIM, BASE);
 const SLOWEST = PLAIN.length - 1;
-const heightAt = (width) => (width < 480 ? 92 : 132); // of the plot: a telephone has no more room
 
 const givenOf = (factor) => ({ factor, length: TRAINED, dim: DIM });
 const scalingOf = ({ way, factor }) => (way === "none" ? null : built(way, givenOf(factor)));
@@ -66,7 +65,7 @@ export const figure = {
     mount(box, app) {
         const clocks = dials(box, app);
         const plot = drawing(box, (width, ...given) => ({
-            height: heightAt(width) + 58,
+            height: 190,
             parts: dividing(width, ...given, app),
             label: "by what each pair is divided",
         }));
@@ -104,7 +103,7 @@ export const figure = {
 function dividing(width, { factor, base }, { divided, byBase }, app) {
     const { palette } = app.theme();
     const { parts, X, Y, at, path, dots } = panel({
-        ...{ left: 38, top: 20, width: width - 52, height: heightAt(width), x: [0, SLOWEST], y: [0, 10] },
+        ...{ left: 38, top: 20, width: width - 52, height: 132, x: [0, SLOWEST], y: [0, 10] },
         title: "frequency divided by",
         xTicks: Array.from(PLAIN, (_, k) => k),
         yTicks: [0, 2, 4, 6, 8, 10],
