@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Scheme, catalog
-from posenc.arguments import shown
+from posenc.arguments import meant, shown
 from posenc.schemes.entry import Shape
 from posenc_check.calls import attributes_of, one_line
 from posenc_check.captured import EXCHANGED, scores_of
@@ -93,9 +93,9 @@ def _scheme_by_name(text: str, subject: Subject, sizes: LayerSizes) -> Scheme:
     options = _options(text) if rest else {}
     entry = next((entry for entry in catalog() if entry.name == name.strip()), None)
     if entry is None:
-        raise ValueError(
-            f"like must name one scheme of posenc.catalog(), got {text!r}: a function gives a sum of several"
-        )
+        hint = ": a function gives a sum of several"
+        hint = hint if "+" in name else meant(name.strip(), [entry.name for entry in catalog()]) or hint
+        raise ValueError(f"like must name one scheme of posenc.catalog(), got {text!r}{hint}")
     claimed_heads = (v for k, v in subject.options.items() if "heads" in k and isinstance(v, int))
     heads = sizes.heads or next(claimed_heads, 0) or 1
     takes = signature(entry.scheme).parameters

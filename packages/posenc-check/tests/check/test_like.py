@@ -40,7 +40,7 @@ def kernel(made: None, scheme: nn.Module) -> None:
     [
         (5, "like must be a scheme of posenc, the name of one such as "),
         (number, "that gives one, got 5"),
-        ("rope2", "like must name one scheme of posenc.catalog(), got 'rope2'"),
+        ("rope2", "like must name one scheme of posenc.catalog(), got 'rope2' (did you mean 'rope'?)"),
         (
             "t5(size=3)",
             "that T5 has, num_heads, num_buckets, max_distance, bidirectional, axis, axes, factor; got 'size' in "

@@ -362,6 +362,10 @@ class Composition(Scheme):
                         f"{type(other).__name__} and {type(part).__name__} rotate the same channels, so every token "
                         "would be rotated twice: use one of them, or give each its own channels"
                     )
+        adding = [part for part in parts if "add" in part.doors and hasattr(part, "dim")]
+        if len({part.dim for part in adding}) > 1:
+            widths = " and ".join(f"{part.dim} of {type(part).__name__}" for part in adding)
+            raise ValueError(f"schemes that add vectors to one input must have one dim, got {widths}")
         _ = self.scale  # raises where two parts have one
 
     @property

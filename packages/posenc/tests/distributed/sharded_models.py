@@ -317,7 +317,7 @@ def messages(_: None) -> list[tuple[str, str]]:
         ),
         (
             lambda: posenc.attention(*3 * [q.to_local()], ALiBi(HEADS), is_causal=True),
-            f"ALiBi was made for {HEADS} heads, got queries of 2; where they are a shard of all heads, bind the scheme",
+            f"ALiBi was made for {HEADS} heads, got queries of 2; make it for 2 heads; where they are a shard of",
         ),
     ]
     return told(calls)

@@ -269,7 +269,7 @@ SCHEMES: dict[str, list[Row]] = {
         Row(lambda: RELATIVE.terms(Q), "block must be a Block, got torch.float32 (2, 6, 5, 4)"),
         Row(
             lambda: RELATIVE.terms(Block(Q[:, :2], Q[:, :2], LINE, LINE, 0.5)),
-            "TransformerXL was made for 6 heads, got queries of 2; where they are a shard …",
+            "TransformerXL was made for 6 heads, got queries of 2; make it for 2 heads; where they are a shard …",
         ),
     ],
 }
@@ -385,7 +385,9 @@ DOORS: dict[str, list[Row]] = {
 # -- attention ---------------------------------------------------------------------------------------------------------
 
 NO_TENSOR = "must be a floating tensor (batch, heads, tokens, head_dim), got "
-SHARD = "; where they are a shard of all heads, bind the scheme with context=Context(heads=range(first, last))"
+BIND = "; where they are a shard of all heads, bind the scheme with context=Context(heads=range(first, last))"
+SHARD = f"; make it for 6 heads{BIND}"
+TURNED = SHARD.replace("6 heads", "6 heads; or transpose query, key and value to (batch, heads, tokens, head_dim)")
 TO_SHAPE = "attn_mask must broadcast to (batch, heads, queries, keys) = (2, 6, 5, 7), got "
 SHARED: list[tuple[dict[str, Any], str]] = [
     *[({name: [[1.0]]}, f"{name} {NO_TENSOR}[[1.0]]") for name in ("query", "key", "value")],
@@ -519,7 +521,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"attn_mask": SEEN.expand(2, 3, 5, 7)}, f"{TO_SHAPE}(2, 3, 5, 7)"),
     ({"attn_mask": SEEN.expand(1, 1, 1, 5, 7)}, f"{TO_SHAPE}(1, 1, 1, 5, 7)"),
     # What a scheme takes part in.
-    ({"encoding": ALiBi(5, "bidirectional")}, f"ALiBi was made for 5 heads, got queries of 6{SHARD}"),
+    ({"encoding": ALiBi(5, "bidirectional")}, f"ALiBi was made for 5 heads, got queries of 6{TURNED}"),
     ({"encoding": T5(3, bidirectional=True)}, f"T5 was made for 3 heads, got queries of 6{SHARD}"),
     ({"encoding": DistanceAware(3)}, f"DistanceAware was made for 3 heads, got queries of 6{SHARD}"),
     ({"encoding": TransformerXL(6, 6)}, "TransformerXL was made for head_dim 6, got queries of head_dim 4"),
@@ -539,7 +541,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"encoding": NoPE() + ALiBi(4, "directed")}, f"ALiBi was made for 4 heads, got queries of 6{SHARD}"),
     (
         {"encoding": ALiBi(8, "directed")(LINE, Positions.arange(7), context=Context(heads=range(1, 4)))},
-        f"ALiBi was made for 8 heads, of which context.heads selects 3, got queries of 6{SHARD}",
+        f"ALiBi was made for 8 heads, of which context.heads selects 3, got queries of 6{BIND}",
     ),
     *[
         (
@@ -718,6 +720,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
             lambda: Positions.packed(torch.tensor([0, 3, 8])),
             "lengths must be a list where a tensor could be cumulative sums, got …: pass cu_seqlens=... for sums …",
         ),
+        Row(lambda: Positions.packed(cu_seqlens=torch.tensor([0, 7, 5])), "cu_seqlens …, got [0, 7, 5] (5 after 7): …"),
         Row(
             lambda: Positions.packed(cu_seqlens=[1, 3]), "cu_seqlens must be whole numbers that begin at 0 and …[1, 3]…"
         ),
@@ -853,6 +856,18 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: BOUND.add(X[0]), "x must be (batch, 5, dim) …, got …(5, 8)"),
         Row(lambda: BOUND.add(X[:, :4]), "x must be (batch, 5, dim) …, got …(2, 4, 8)"),
         Row(lambda: BOUND.add(X.long()), "x must be floating …, got torch.int64"),
+        Row(
+            lambda: (Sinusoidal(6)(LINE) + Sinusoidal(8)(LINE)).add(X),
+            "vectors that are added to one input must have one dim, got [6, 8]",
+        ),
+        Row(
+            lambda: ExponentialDecay(8) + Sinusoidal(6),
+            "schemes that add vectors to one input must have one dim, got 8 of ExponentialDecay and 6 of Sinusoidal",
+        ),
+        Row(
+            lambda: Sinusoidal(8) + Sinusoidal(6),
+            "schemes that add vectors to one input must have one dim, got 8 of Sinusoidal and 6 of Sinusoidal",
+        ),
         Row(lambda: Sinusoidal(6)(LINE).add(X), "x must be (batch, 5, 6) …, got …(2, 5, 8)"),
     ],
     "Encoding.rotate": [

@@ -149,7 +149,14 @@ GIVEN: tuple[tuple[Any, str], ...] = (
         "scaling['rope_type'] must be of a text, got 'axial', by which models of images rotate by row and column: …",
     ),
     ({**OF_YARN, "type": "linear"}, "scaling['type'] contradicts rope_type 'yarn', got 'linear'"),
-    ({**OF_YARN, "beta_fsat": 3}, "scaling has the key 'beta_fsat' = 3, which rope_type 'yarn' does not read"),
+    (
+        {**OF_YARN, "beta_fsat": 3},
+        "scaling has the key 'beta_fsat' = 3, which rope_type 'yarn' does not read (did you mean 'beta_fast'?)",
+    ),
+    (
+        {"rope_type": "yarn", "factr": 4.0},
+        "scaling has the key 'factr' = 4.0, which rope_type 'yarn' does not read (did you mean 'factor'?)",
+    ),
     ({**OF_YARN, "ramp": "ratio"}, "scaling has the key 'ramp' = 'ratio', which rope_type 'yarn' does not read"),
     (
         {**OF_YARN, "mscale": 1.0},

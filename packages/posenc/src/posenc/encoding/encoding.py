@@ -177,6 +177,8 @@ class Encoding:
         positions = self.query_positions
         rows, tokens = positions.order.shape
         dim = self.tables[0].size(2) if self.tables else None
+        if len(widths := {table.size(2) for table in self.tables}) > 1:
+            raise ValueError(f"vectors that are added to one input must have one dim, got {sorted(widths)}")
         fits = x.dim() == 3 and x.size(1) == tokens and (dim is None or dim == x.size(2)) and one_or(rows, x.size(0))
         if not fits:
             shape = f"({'batch' if rows == 1 else rows}, {tokens}, {'dim' if dim is None else dim})"

@@ -277,7 +277,7 @@ def _build(raw: Mapping[str, Any]) -> Any:
             raise ValueError(f"rope_scaling and rope_parameters must be equal if both are given, got {old} and {new}")
     if model_type not in CONFIG_MAPPING:
         near = meant(model_type, tuple(CONFIG_MAPPING))
-        raise ValueError(f"model_type must be one of docs/huggingface.md, got {model_type!r}{near}")
+        raise ValueError(f"model_type must be a family of transformers, got {model_type!r}{near}")
     try:
         return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(raw)))
     except Exception as error:

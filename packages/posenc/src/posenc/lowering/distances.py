@@ -84,8 +84,11 @@ class Block:
     def wrong_heads(self, scheme: str, made_for: int) -> ValueError:
         """The error for queries with another number of heads than the scheme was made for."""
         which = "" if self.heads is None else f", of which context.heads selects {len(self.heads)}"
+        heads, tokens = self.query.shape[1:3]
+        turned = "; or transpose query, key and value to (batch, heads, tokens, head_dim)" if tokens == made_for else ""
+        advice = "" if self.heads is not None else f"; make it for {heads} heads{turned}"
         return ValueError(
-            f"{scheme} was made for {made_for} heads{which}, got queries of {self.query.size(1)}; where they are a "
+            f"{scheme} was made for {made_for} heads{which}, got queries of {heads}{advice}; where they are a "
             "shard of all heads, bind the scheme with context=Context(heads=range(first, last))"
         )
 

@@ -121,11 +121,14 @@ def lengths_of_documents(lengths: Any, cu_seqlens: Any) -> list[list[int]]:
         raise ValueError(f"lengths or cu_seqlens must be given, got {which}")
     if cu_seqlens is not None:
         ends = _numbers(cu_seqlens)
-        steps = [int(b - a) for a, b in pairwise(ends)] if all(map(_is_whole, ends)) else [-1]
+        are_whole = all(map(_is_whole, ends))
+        steps = [int(b - a) for a, b in pairwise(ends)] if are_whole else [-1]
         if min(steps, default=0) < 0 or ends[:1] != [0]:
+            given = shown(cu_seqlens if ends == [None] else ends)
+            falls = next((f" ({b} after {a})" for a, b in pairwise(ends) if are_whole and b < a), "")
             raise ValueError(
-                f"cu_seqlens must be whole numbers that begin at 0 and do not decrease, got {shown(cu_seqlens)}: for "
-                "the lengths of documents pass lengths="
+                f"cu_seqlens must be whole numbers that begin at 0 and do not decrease, got {given}{falls}: for the "
+                "lengths of documents pass lengths="
             )
         return [steps]
     listed = _numbers(lengths)

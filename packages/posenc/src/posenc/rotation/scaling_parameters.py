@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from posenc.arguments import number, shown, whole
+from posenc.arguments import meant, number, shown, whole
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Proportional, Scaling, YaRN
 
 ScalingLike: TypeAlias = Scaling | Mapping[str, Any] | str
@@ -12,6 +12,12 @@ ScalingLike: TypeAlias = Scaling | Mapping[str, Any] | str
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
 IGNORED_KEYS = frozenset({"finetuned"})  # of Yarn-Llama-2
 """Entries of published dictionaries that no code reads."""
+KEYS = (
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+    *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor"),
+    *("long_factor", "low_freq_factor", "high_freq_factor", *IGNORED_KEYS),
+)
+"""Entries that some scaling reads."""
 NO_ALIASES: Mapping[str, str] = {}
 
 
@@ -123,10 +129,15 @@ class ScalingParameters:
         """ValueError for the first key that was not read."""
         for name, value in self.params.items():
             if name not in self.was_read and value is not None:
-                hint = "" if self.ignored is None else f": if it means nothing, pass ignore=({name!r},)"
-                raise ValueError(
-                    f"{self.where} has the key {name!r} = {shown(value)}, which rope_type {kind!r} does not read{hint}"
-                )
+                raise self.unread(name, kind)
+
+    def unread(self, name: str, kind: str) -> ValueError:
+        """The error for a key that means nothing."""
+        hint = "" if self.ignored is None else f": if it means nothing, pass ignore=({name!r},)"
+        return ValueError(
+            f"{self.where} has the key {name!r} = {shown(self.params[name])}, which rope_type {kind!r} does not "
+            f"read{meant(name, KEYS)}{hint}"
+        )
 
 
 def read_scaling(
@@ -166,6 +177,8 @@ def read_scaling(
             f"scaling['partial_rotary_factor'] must be the share of rotated channels, {rotary_dim} of {head_dim}, got "
             f"{share}: pass rotary_dim={int(head_dim * share)}"
         )
+    for name in (each for each in parameters if kind != "default" and each not in KEYS):
+        raise read.unread(name, kind)  # before another is missing
     scaling = read.scaling(kind, 1.0 if share is None else share)
     read.end(kind)
     return scaling
