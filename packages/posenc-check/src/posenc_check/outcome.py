@@ -3,7 +3,7 @@
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -38,8 +38,13 @@ def largest(x: Tensor) -> float:
     return float(x.detach().masked_fill(~x.isfinite(), 0.0).abs().max())
 
 
-def near(expected: Tensor, actual: Tensor, tolerance: float) -> Outcome:
-    """Whether two tensors agree everywhere within ``tolerance``; NaN agrees with nothing."""
+AN_ANSWER = "an answer"  # what is expected where an error comes
+OUTPUT = ("row", "token", "channel")  # the axes of what a subject gives
+
+
+def near(expected: Tensor, actual: Tensor, tolerance: float, axes: Sequence[str] = ()) -> Outcome:
+    """Whether two tensors agree everywhere within ``tolerance``; NaN agrees with nothing. ``axes`` are named, if the
+    tensors have as many."""
     expected, actual = expected.detach(), actual.detach()
     if expected.shape != actual.shape:
         return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(actual.shape)}")
@@ -48,10 +53,14 @@ def near(expected: Tensor, actual: Tensor, tolerance: float) -> Outcome:
     equal = actual == expected  # infinite where both are, too
     off = torch.where(equal, 0.0, (actual.double() - expected.double()).abs()).nan_to_num(torch.inf)
     worst, at = float(off.max()), [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
+    place = ", ".join(f"{axis} {n}" for axis, n in zip(axes, at, strict=True)) if len(axes) == len(at) else str(at)
+    off_by, most = f"{worst:.2g}", f"{tolerance:.2g}"
+    if off_by == most and worst > tolerance:
+        off_by, most = f"{worst:.9g}", f"{tolerance:.9g}"
     return Outcome(
         worst <= tolerance,
-        f"{float(expected[tuple(at)]):.6g} at {at}",
-        f"{float(actual[tuple(at)]):.6g}, off by {worst:.2g} (at most {tolerance:.2g})",
+        f"{float(expected[tuple(at)]):.6g} at {place}",
+        f"{float(actual[tuple(at)]):.6g}, off by {off_by} (at most {most})",
     )
 
 
@@ -95,7 +104,7 @@ def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch
     except NotApplicableError:
         raise
     except (Exception, SystemExit) as error:
-        return Outcome(False, "an answer", describe_error(error))
+        return Outcome(False, AN_ANSWER, describe_error(error))
 
 
 def describe_error(error: BaseException) -> str:

@@ -15,8 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 import posenc
+from posenc_check.outcome import AN_ANSWER
 from posenc_check.run import FINDING, NOT_APPLICABLE, NOT_CHECKED, PASSED, UNFINISHED, Finding, Report, Result
 from posenc_check.standalone import given
+from posenc_check.subjects import PADDING
 from posenc_check.trial import Check, Trial, slug
 
 VERSION = 2  # of the data: since 2, what is not checked is not ok
@@ -106,7 +108,8 @@ def finding_text(name: str, result: Data, trial: Data) -> str:
 def _about_finding(found: Data) -> dict[str, str]:
     remedy = {"what to do": found["remedy"]} if found["remedy"] else {}
     said = {"expected": found["expected"], "came": found["came"]}
-    return said | remedy | {"smallest input": shortened(found["input"])}
+    padded = any(PADDING in row for row in found["batch"].get("document") or ())
+    return said | remedy | {"smallest input": shortened(found["input"]) + f"; document {PADDING}: padding" * padded}
 
 
 def shortened(text: str) -> str:
@@ -221,13 +224,16 @@ def _found(result: Data) -> str:
 
 def _finding(finding: Finding, entry: Check, trial: Trial, folder: str) -> Data:
     batch = given(finding.batch)
+    remedy, dtype = entry.remedy_of(trial), finding.values.get("autocast") or finding.values.get("dtype")
+    if dtype is not None and finding.expected == AN_ANSWER:
+        remedy = f"It failed in {dtype}, before anything was compared: mend the error, or raise a TypeError there."
     return {
         "expected": finding.expected,
         "came": finding.actual,
         "input": ", ".join(f"{name}={value!r}" for name, value in (batch | finding.values).items()),
         "batch": _jsonable(batch),
         "values": _jsonable(finding.values),
-        "remedy": entry.remedy_of(trial),
+        "remedy": remedy,
         "file": folder + entry.script_of(trial.name),
         "script": finding.script,
     }

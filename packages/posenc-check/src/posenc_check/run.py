@@ -20,7 +20,7 @@ from posenc.command.progress import Progress
 from posenc.encoding.claims import ClaimError, checking_claims
 from posenc_check import watch
 from posenc_check.checks import CHECKS
-from posenc_check.outcome import Outcome, describe_error, outcome_of, own_line
+from posenc_check.outcome import AN_ANSWER, Outcome, describe_error, outcome_of, own_line
 from posenc_check.prepare import prepare_subject, without_warnings
 from posenc_check.shrink import shrink
 from posenc_check.standalone import given, script
@@ -288,7 +288,7 @@ def _trial(entry: Check, trial: Trial, plan: TrialPlan, name: str, until: float)
             if isinstance(error, Exception):  # what pytest.skip raises is none, and the subject may raise it again
                 with without_warnings():
                     reason = unclaimed_limit(
-                        plan.subject, LONGEST_PLAN_CASE, Outcome(False, "an answer", describe_error(error))
+                        plan.subject, LONGEST_PLAN_CASE, Outcome(False, AN_ANSWER, describe_error(error))
                     )
                 if reason:
                     return TrialResult(trial.name, NOT_APPLICABLE, 0, reason)
@@ -341,7 +341,7 @@ def _finding(entry: Check, trial: Trial, plan: TrialPlan, name: str, case: Case,
 
 def _difference_kind(outcome: Outcome) -> str:
     """What must stay the same while a finding is shrunk: whether it is an error, and its message without numbers."""
-    return re.sub(r"\d+", "0", outcome.actual) if outcome.expected == "an answer" else "a difference"
+    return re.sub(r"\d+", "0", outcome.actual) if outcome.expected == AN_ANSWER else "a difference"
 
 
 class _TimeIsUp(BaseException):
@@ -389,7 +389,7 @@ def unclaimed_limit(subject: Subject, case: Case, outcome: Outcome) -> str:
     """What to claim if plain rows that reach as far, or further, fail alike, and near 0 do not; else ""."""
     kind = outcome.actual.partition(":")[0]
     error = re.match(PAST_THE_END, outcome.actual) or not hasattr(builtins, kind)
-    if subject.max_positions is not None or outcome.expected != "an answer" or not error:
+    if subject.max_positions is not None or outcome.expected != AN_ANSWER or not error:
         return ""
     # A trial may move the batch by one of its values.
     reach = max([case.batch.tokens - 1, *_numbers(case.batch.positions), *_numbers(case.values)])

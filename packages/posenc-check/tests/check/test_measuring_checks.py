@@ -11,10 +11,12 @@ from torch import Tensor
 
 from posenc_check import Bias, Rotary, Subject, check
 from posenc_check.checks.bounds import published_slopes
+from posenc_check.outcome import OUTPUT, near
+from posenc_check.report import as_data
 from posenc_check.run import FINDING, NOT_APPLICABLE, PASSED, Result
 from tests.check.mutants import bounds, configuration, grids, phase
 from tests.check.mutants.phase import Turn, turn
-from tests.check.small_subjects import WRONG
+from tests.check.small_subjects import RIGHT, WRONG, rotate
 from tests.rows import first_of, in_one_test
 
 NUMBERS = (1, 2, 14, 15, 19, 20)
@@ -129,6 +131,38 @@ def test_slopes_may_be_claimed_one_by_one() -> None:
     claimed = Bias(build=phase.Slopes, call=phase.bias, heads=4, slopes=[0.25, 0.0625, 0.015625, 0.00390625])
     assert statuses(claimed, (19,))["slopes"] == PASSED
     assert statuses(replace(claimed, slopes=[0.25, 0.0625, 0.015625, 0.004]), (19,))["slopes"] == FINDING
+
+
+@pytest.mark.parametrize("claims", [{"base": 7e4, "layout": "half"}, {"base": 500.0, "layout": "interleaved"}])
+def test_another_base_or_layout_is_no_matter_of_precision(claims: dict[str, Any]) -> None:
+    claimed = replace(RIGHT, **claims)
+    assert statuses(claimed, (1,))["angles"] == PASSED
+    assert statuses(claimed, (14,))["frequencies"] == FINDING
+
+
+def fill_too_much(base: float, x: Tensor, positions: Tensor) -> Tensor:
+    return rotate(base, x.masked_fill(x.isnan(), -1e9), positions)
+
+
+def test_a_failure_in_low_precision_is_not_said_to_be_one_of_phases() -> None:
+    (subject,) = as_data([check(replace(RIGHT, call=fill_too_much), checks=[1])])["subjects"]
+    (trial,) = (trial for trial in subject["results"][0]["trials"] if trial["finding"])
+    assert "value cannot be converted" in trial["finding"]["came"]
+    assert trial["finding"]["remedy"].startswith("It failed in torch.float16, before anything was compared")
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "axes", "words"),
+    [
+        (0.5, (), ["0 at [0, 1, 2]", "1, off by 1 (at most 0.5)"]),
+        (0.999, OUTPUT, ["0 at row 0, token 1, channel 2", "1, off by 1 (at most 0.999)"]),
+        (0.5, OUTPUT[:2], ["0 at [0, 1, 2]", "1, off by 1 (at most 0.5)"]),
+    ],
+)
+def test_a_difference_says_where_it_is_and_how_large(tolerance: float, axes: tuple[str, ...], words: list[str]) -> None:
+    other = torch.zeros(1, 2, 3)
+    other[0, 1, 2] = 1
+    assert list(near(torch.zeros(1, 2, 3), other, tolerance, axes)[1:]) == words
 
 
 # -- what cannot be seen is no pass -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from posenc_check.outcome import Outcomes, near
+from posenc_check.outcome import OUTPUT, Outcomes, near
 from posenc_check.subjects import Batch, Subject, require
 from posenc_check.trial import Case, Check, Trial, TrialPlan, padded, too_long
 
@@ -20,7 +20,7 @@ def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> O
         at_once = [subject.run(subject.make(), batch.pick(range(end))) for end in ends]
     for start, end, whole in zip([0, *ends], ends, at_once, strict=False):
         expected = batch.pick(range(end)).masked_outputs(whole)
-        yield f"tokens {start} to {end - 1}", near(expected[:, start:], actual[:, start:end], tolerance)
+        yield f"tokens {start} to {end - 1}", near(expected[:, start:], actual[:, start:end], tolerance, OUTPUT)
 
 
 def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcomes:

@@ -21,7 +21,7 @@ from posenc_check.checks.rotations import (
     unit,
     with_weights_in,
 )
-from posenc_check.outcome import Outcome, Outcomes, largest, near
+from posenc_check.outcome import OUTPUT, Outcome, Outcomes, largest, near
 from posenc_check.subjects import Batch, Bias, Rotary, Subject, applies, must_show, require
 from posenc_check.trial import AT_0_ALONE, FAR, Case, Check, Trial, TrialPlan
 
@@ -35,7 +35,8 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
     that depends on the length sees the same, and positions may count from 1. Where a call takes one position at a time:
     against the module itself in float64.
     """
-    positions = [subject.at(0), subject.at(1), *row_of(batch)]
+    first = [subject.at(0), subject.at(1)]
+    positions = [*first, *row_of(batch)]
     low = torch.finfo(autocast or dtype)
     made = with_weights_in(subject, dtype)
     for name, which in sides(subject):
@@ -46,10 +47,14 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
         turn = float((step - torch.eye(subject.head_dim, device=exact.device)).abs().max())
         require(not turn < 2**-23, "let it turn something: position 1 turns nothing")
         expected = claimed(subject, positions, exact)
+        if expected is not None and largest(expected[1] - exact[1]) > 4 * torch.finfo(torch.bfloat16).eps:
+            expected = None  # another base or layout, which is no matter of precision, and other checks report
         if expected is None and subject.takes("positions"):
             expected = torch.stack([start @ torch.linalg.matrix_power(step, first_axis(p)) for p in positions])
         actual = unit(in_low_precision(subject, dtype, autocast, matrices, positions, which))
         for n, p in enumerate(positions):
+            if n < len(first):
+                continue  # the batch says what is compared
             if float(lengths[n].max()) > low.max or float(lengths[n].min()) < low.tiny:
                 continue  # the dtype cannot represent such lengths, or only with few digits
             # A phase p theta in float32 takes some four roundings of up to a unit (the exponent, the power, its
@@ -67,7 +72,7 @@ def explain_rounding(
     expected: Tensor, actual: Tensor, tolerance: float, low: torch.dtype, what: str, size: float
 ) -> Outcome:
     """`near`; where it is off by what a number of this size loses in the low dtype, or not much more, it says so."""
-    outcome = near(expected, actual, tolerance)
+    outcome = near(expected, actual, tolerance, OUTPUT if what == "position" else ())
     lost = size * torch.finfo(low).eps / 2
     said = f"in {low} the {what} {size:.4g} is off by up to {lost:.2g}, in float32 by {size * 2**-24:.2g}"
     if outcome.ok or not largest(actual.double() - expected.double()) <= 16 * lost:
@@ -181,7 +186,7 @@ def outputs_differ(subject: Subject, batch: Batch, dtype: torch.dtype, autocast:
 # -- cases -------------------------------------------------------------------------------------------------------------
 
 
-AT = (0, 255, 256, 257, 2047, 2049, 65535, FAR - 1)  # bfloat16 holds every integer up to 256, float16 up to 2048
+AT = (0, 1, 255, 256, 257, 2047, 2049, 65535, FAR - 1)  # bfloat16 holds every integer up to 256, float16 up to 2048
 END = 2**16  # how far outputs are followed: phases in float32 move them by a thirtieth of all there is of position
 
 

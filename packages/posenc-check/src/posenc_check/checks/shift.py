@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from posenc_check.outcome import Outcome, near
+from posenc_check.outcome import OUTPUT, Outcome, near
 from posenc_check.subjects import Batch, Bias, Rotary, Subject, applies, must_show, require
 from posenc_check.trial import Case, Check, Trial, TrialPlan
 
@@ -13,7 +13,7 @@ GROWS = 16  # how much faster than the amount a rounding of phases may grow, by 
 def moving_all_changes_nothing(subject: Subject, batch: Batch, by: int, tolerance: float) -> Outcome:
     """The outputs at positions p and p + by are the same, and moving only some of the tokens changes them."""
     expected = subject.run(subject.make(), batch)
-    outcome = near(expected, subject.run(subject.make(), batch.shifted(by)), tolerance)
+    outcome = near(expected, subject.run(subject.make(), batch.shifted(by)), tolerance, OUTPUT)
     if outcome.ok and not subject.order_free and subject.can("positions") and batch.positions is not None:
         away = batch.shifted(1).positions or []  # by no more, since distances may have an end
         apart = Batch(batch.ids, [kept[:1] + row[1:] for kept, row in zip(batch.positions, away, strict=True)])
