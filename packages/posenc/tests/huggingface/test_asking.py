@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("transformers")
 
 from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface
+from transformers.models.rembert import modeling_rembert as rembert
 
 from posenc import Positions, RoPE, Sinusoidal
 from posenc.huggingface import scheme_from_config
@@ -336,6 +338,68 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 def test_what_does_not_fit_is_refused_with_what_was_seen(name: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         scheme_from_config({"model_type": name} | given)
+
+
+def _far(x: torch.Tensor) -> torch.Tensor:
+    line = torch.arange(x.size(-1))
+    return (line[:, None] - line).abs()
+
+
+BIAS, UNSEEN = "in layer 0 a bias is added to its scores", "RemBertSelfAttention multiplies queries and keys in no way"
+PLANTED: dict[str, tuple[dict[str, Any], str]] = {
+    "nothing": ({}, ""),
+    "relu of scores": ({"before": torch.relu}, BIAS),
+    "their size": ({"before": torch.abs}, BIAS),
+    "scores of at most 2": ({"before": lambda s: s.clamp(max=2)}, BIAS),
+    "a bias in every other layer, which is not seen": (
+        {"before": lambda s: s - 0.1 * _far(s), "product": lambda q, k: torch.einsum("bhid,bhjd->bhij", q, k)},
+        UNSEEN,
+    ),
+    "fewer weights after the softmax": ({"after": lambda p: p * 0.9 ** _far(p)}, "changes its weights after the softm"),
+    "a softmax over queries": ({"dim": -2}, UNSEEN),
+    "two softmaxes": ({"again": lambda p: nn.functional.softmax(p, -1)}, UNSEEN),
+    "longer queries": (
+        {"longer": lambda q: q * q.norm()},
+        "layer 0 makes its query of what its linear layers give in n",
+    ),
+}
+"""What attention with code of its own may do besides, and why it is refused."""
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_own_code_does_besides_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    does, message = PLANTED[name]
+
+    class Planted(rembert.RemBertSelfAttention):
+        count = 0
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            Planted.count += 1
+            self.odd = Planted.count % 2 == 0
+
+        def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            def changed(step: str, x: torch.Tensor) -> torch.Tensor:
+                return does[step](x) if step in does and (self.odd or "product" not in does) else x
+
+            layers, shape = (self.query, self.key, self.value), (*hidden_states.shape[:2], self.num_attention_heads, -1)
+            q, k, v = (layer(hidden_states).view(shape).transpose(1, 2) for layer in layers)
+            q = changed("longer", q)
+            scores = does["product"](q, k) if self.odd and "product" in does else torch.matmul(q, k.mT)
+            scores = changed("before", scores / q.size(-1) ** 0.5)
+            weights = changed("after", nn.functional.softmax(scores, dim=does.get("dim", -1)))
+            given = torch.matmul(weights, v).transpose(1, 2).reshape(hidden_states.shape)
+            changed("again", weights)
+            return given, None
+
+    Planted.__module__, Planted.__name__ = rembert.__name__, "RemBertSelfAttention"
+    monkeypatch.setattr(rembert, "RemBertSelfAttention", Planted)
+    given = {"model_type": "rembert", "input_embedding_size": 20} | SIZES
+    if not message:
+        assert "layers 0-3: NoPE, whole text\n" in repr(scheme_from_config(given))
+        return
+    with pytest.raises(ValueError, match=message):
+        scheme_from_config(given)
 
 
 WRONG: dict[str, RoPE] = {

@@ -151,6 +151,8 @@ UNKNOWN = "multiplies queries and keys in no way that is known"
 NAMED = re.compile("att(entio)?n", re.I)
 PRODUCTS = ("__matmul__", "baddbmm", "bmm", "matmul")
 """Names of functions of which attention with code of its own takes one before and one after a softmax."""
+WORK = (*PRODUCTS, "addmm", "conv1d", "conv2d", "einsum", "linear", "scaled_dot_product_attention", "softmax")
+"""Names of functions that tell a module that attends from one that returns what it got."""
 
 
 def asks(module: nn.Module) -> bool:
@@ -236,6 +238,8 @@ class Asked(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self.attending is not None and len(self.product) != 1 and getattr(func, "__name__", "") in WORK:
+            self.unseen[self.attending] = None
         if func is nn.functional.embedding:
             names = dict(zip(("input", "weight"), args, strict=False)) | kwargs
             return self.looked_up(names["input"], names["weight"])
@@ -376,7 +380,7 @@ class Asked(TorchFunctionMode):
 
     def attended(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """What attention with code of its own gets in place of its scores, numbers by which its scale, bias and mask
-        are seen before its softmax, and in place of its weights, zeros."""
+        are seen before its softmax, of its weights, others that must reach its values, and of what it gives, zeros."""
         name = getattr(func, "__name__", "")
         if name in ("conv1d", "conv2d") and self.inside and self.is_own:
             if args[1].shape[2:].numel() > 1:
@@ -386,28 +390,40 @@ class Asked(TorchFunctionMode):
             return made
         if self.attending is None or name not in (*PRODUCTS, "softmax"):
             return None
+        kind = type(self.attending).__name__
         if name == "softmax":
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            if len(self.product) == 1 or dim not in (-1, args[0].dim() - 1):  # another softmax, or not over keys
+                raise ValueError(f"{kind} {UNKNOWN}")
             if len(self.product) == 3:
                 return self._seen_by_softmax(args[0])
         elif not self.product:
             *summand, x, y = args
             shape = *x.shape[:-1], y.size(-1)
             if math.prod(shape) > 2**23:
-                raise ValueError(f"{type(self.attending).__name__} is asked of at most 2^23 scores, got {shape}")
-            drawn = torch.Generator().manual_seed(0)
-            scores = 1 + torch.rand(shape[-2:], generator=drawn, dtype=torch.float64).expand(shape)
+                raise ValueError(f"{kind} is asked of at most 2^23 scores, got {shape}")
+            scores = 118 * self._uniform(shape[-2:]) - 59
+            scores = (scores + scores.sign()).expand(shape)  # away from 0
             self.product = [x, y.mT, scores]
             scores = scores.to(x.dtype) * kwargs.get("alpha", 1)
             return scores + summand[0] * kwargs.get("beta", 1) if summand and kwargs.get("beta", 1) else scores
-        elif len(self.product) == 5:
+        elif len(self.product) == 6:
             from transformers import AttentionInterface
 
-            query, key, mask, scale, bias = self.product
-            tensors = [x if x is None or x.dim() == 4 else x[None] for x in (query, key, args[1], mask, bias)]
-            module, self.attending = self.attending, None
+            query, key, mask, scale, bias, weights = self.product
+            x, y = args[-2:]
+            if x.numel() != weights.numel() or float((x.reshape(weights.shape) - weights).abs().max()) > 1e-6:
+                raise ValueError(f"{kind} changes its weights after the softmax")
+            tensors = [each if each is None or each.dim() == 4 else each[None] for each in (query, key, y, mask, bias)]
+            self.unseen.pop(self.attending)
             listen: Any = AttentionInterface._global_mapping[NAME]  # as if it called transformers' functions
-            listen(module, *tensors[:4], scaling=scale, position_bias=tensors[4])
+            listen(self.attending, *tensors[:4], scaling=scale, position_bias=tensors[4])
+            self.product = [None]
+            return x.new_zeros(*x.shape[:-1], y.size(-1))
         return None
+
+    def _uniform(self, shape: torch.Size) -> Tensor:
+        return torch.rand(shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
 
     def _seen_by_softmax(self, x: Tensor) -> Tensor:
         query, key, scores = self.product
@@ -420,8 +436,11 @@ class Asked(TorchFunctionMode):
         scale = float((came / scores)[is_seen].median())  # of float32, in some models
         scale = next((c for c in (1.0, query.size(-1) ** -0.5) if math.isclose(c, scale, rel_tol=1e-6)), scale)
         bias = (came - scale * scores) * is_seen
-        self.product = [query, key, is_seen, scale, bias if float(bias.abs().max()) > 1e-6 * abs(scale) else None]
-        return torch.zeros_like(x)
+        weights = (1 + self._uniform(scores.shape[-2:])) * is_seen[..., :1, :, :]
+        weights = (weights / weights.sum(-1, keepdim=True).clamp(min=1)).expand(scores.shape)
+        bias = bias if float(bias.abs().max()) > 1e-5 * abs(scale) else None  # scores reach 60, of float32 in some
+        self.product = [query, key, is_seen, scale, bias, weights]
+        return weights.to(x.dtype).reshape(x.shape)
 
     def places(self, length: int | None) -> tuple[Tensor, Tensor]:
         """Where it is asked, and where the answer is compared."""
@@ -507,7 +526,7 @@ class Asked(TorchFunctionMode):
         self.differing: list[str] = []
         self.tables: dict[str, tuple[Tensor, list[int]]] = {}
         self.buckets: dict[str, tuple[Tensor, Tensor]] = {}
-        self.inside, self.left = 0, ""
+        self.inside, self.left, self.unseen = 0, "", dict[nn.Module, None]()  # not recorded yet
         self.added: list[Tensor] = []
         self.sinusoids: dict[str, tuple[Tensor, Tensor | None]] = {}
         self.made: dict[str, Tensor] = {}
@@ -522,6 +541,8 @@ class Asked(TorchFunctionMode):
             count = getattr(self.config, "num_hidden_layers", None) or len(asking)
             if not (self.axes or self.is_tower) or len(asked) < (count if self.is_tower else len(asking)):
                 raise ValueError(f"its model could not be run: {_reason(error, self.config)}") from error
+        if self.unseen:
+            raise ValueError(f"{type(next(iter(self.unseen))).__name__} {UNKNOWN}")
         # A token's states in other layers, to which the same query attends for each token, have no positions.
         calls = [
             c
