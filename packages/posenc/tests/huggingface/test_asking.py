@@ -1,5 +1,6 @@
 """What a model says when it is asked is what is read of its configuration, and what its own code does."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ pytest.importorskip("transformers")
 from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface
 from transformers.models.rembert import modeling_rembert as rembert
 
-from posenc import Positions, RoPE, Sinusoidal
+from posenc import Chunk, Positions, RoPE, Sinusoidal
 from posenc.huggingface import scheme_from_config
-from posenc.huggingface.asking import _verify, positions_by_asking
+from posenc.huggingface.asking import _verify, _window, positions_by_asking
 from posenc.huggingface.questions import NAME, Asked
 from posenc.huggingface.reading import Keys
 from posenc.huggingface.towers import sinusoids_of
@@ -41,6 +42,9 @@ SMALL = {"hidden_size": 24, "intermediate_size": 24, "num_attention_heads": 2}
 IMAGES = SMALL | {"num_hidden_layers": 2, "image_size": 28, "crop_size": 28}
 SOUND = SMALL | {"num_blocks": 2, "nemo_conv_channels": 24}
 SOUND |= {"ext_pw_out_channel": 24, "depthwise_separable_out_channel": 24}
+NEO = {"num_layers": 2, "hidden_size": 36, "num_heads": 3, "vocab_size": 64}
+NEO |= {"attention_types": [[["global", "local"], 1]]}
+ROTARY = {"vocab_size": 33, "pad_token_id": None, "position_embedding_type": "rotary"}
 NEW: dict[str, tuple[dict[str, Any], str]] = {
     "apertus1p5_text": (PLAIN, "RoPE, base 30000, all 12 channels, half layout"),
     "beam": (TWO | HEADS, "layers 1, 3: QueryScale('beam', length=2048, strength=0.1), whole text"),
@@ -195,9 +199,20 @@ PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
     (
         "gpt_neo",
         None,
-        {"num_layers": 2, "hidden_size": 36, "num_heads": 3, "window_size": 30, "vocab_size": 64}
-        | {"attention_types": [[["global", "local"], 1]]},
+        NEO | {"window_size": 30},
         ["input: Learned(2048, 36)", "layer 0: NoPE, whole text, scale 1", "layer 1: NoPE, window of 30 keys, scale 1"],
+    ),
+    (
+        "gpt_neo",
+        None,
+        NEO | {"max_position_embeddings": 400, "window_size": 256},
+        ["layer 1: NoPE, window of 256 keys"],
+    ),
+    (
+        "esm",
+        None,
+        SIZES | ROTARY,
+        ["RoPE, base 10000, all 12 channels"],
     ),
     ("gpt_neox_japanese", None, SIZES, ["decoder, 4 layers", "RoPE, base 10000, all 12 channels, half layout"]),
     ("roformer", None, SIZES, ["encoder, 4 layers", "RoPE, base 10000, all 12 channels, interleaved layout"]),
@@ -311,6 +326,20 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         SIZES | OF_QWEN4 | {"layer_types": ["full_attention"] * 4},
         "in layer 0 attention makes a mask of its own, and by indexer_n_heads in its configuration more keys",
     ),
+    ("roberta", SIZES | {"pad_token_id": None}, "roberta needs the key 'pad_token_id', got none"),
+    ("roberta", SIZES | {"pad_token_id": -5}, "roberta's pad_token_id must be a whole number of at least 0, got -5"),
+    ("esm", SIZES | {"vocab_size": 33, "pad_token_id": None}, "esm needs the key 'pad_token_id', got none"),
+    (
+        "esm",
+        SIZES | {"vocab_size": 33, "pad_token_id": 1, "position_embedding_type": "relative_key"},
+        "esm has the key 'position_embedding_type' = 'relative_key', which is about positions, and esm does not",
+    ),
+    (
+        "gpt_neo",
+        NEO | {"max_position_embeddings": 8192},
+        "its transformer.h.0.attn.attention.bias must have at most 2.24 numbers, got 1 x 1 x 8192 x 8192",
+    ),
+    ("speecht5", {}, "its masks must be of at most 2.26 pairs of tokens, got 64080 x 64080"),
     ("blt", {}, "BltCrossAttention gets 34 queries for 16 tokens: not all of its queries are tok"),
     (
         "doge",
@@ -400,6 +429,20 @@ def test_what_own_code_does_besides_is_seen(name: str, monkeypatch: pytest.Monke
         return
     with pytest.raises(ValueError, match=message):
         scheme_from_config(given)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 6, 8, 11, 12, 20])
+def test_all_rows_of_a_mask_without_a_rule_are_seen(size: int) -> None:
+    line = torch.arange(64)
+    far, blocks = line[:, None] - line, line[:, None] // size - line // size
+
+    def seen(mask: torch.Tensor) -> Any:
+        return _window(mask[None, None] & (far >= 0), SimpleNamespace(), is_causal=True)
+
+    assert seen(far < size) == (size, True)
+    assert seen(blocks == 0) == (Chunk(size), True)
+    with pytest.raises(ValueError, match="which is neither a window nor a chunk"):
+        seen(blocks <= 1)  # that of the query and the one before
 
 
 WRONG: dict[str, RoPE] = {

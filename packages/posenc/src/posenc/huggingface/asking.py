@@ -68,11 +68,26 @@ def positions_by_asking(keys: Keys) -> ModelPositions:
     """
     try:
         return _positions(keys, even=False)
-    except ValueError:
+    except ValueError as error:
         with suppress(ValueError):
             said = _positions(keys, even=True)
             return replace(said, remarks=(*said.remarks, "learned weights multiply queries and keys after they turn"))
+        pad = keys.get("pad_token_id")
+        if "padding_idx" in str(error) if pad is None else type(pad) is int and pad < 0:
+            found: list[ModelPositions] = []
+            with suppress(ValueError):
+                found = [_positions(_padded(keys, token), even=False) for token in (1, 2)]
+            if found and repr(found[0]) == repr(found[1]):  # positions do not follow from it
+                return found[0]
+            if found:
+                keys.whole("pad_token_id", 0)
         raise
+
+
+def _padded(keys: Keys, token: int) -> Keys:
+    config = copy.deepcopy(keys.config)
+    config.pad_token_id = token
+    return Keys(config, keys.inside, keys.ignored)
 
 
 def _positions(keys: Keys, even: bool) -> ModelPositions:
@@ -163,7 +178,8 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
             chosen = _indexed(scheme, [(each.calls[n], each.places) for each in (masks, *answers)], chosen_by)
             is_causal = bool(call.options.get("is_causal", getattr(call.module, "is_causal", True)))
             tried = masks.calls[n].tokens[1] // 2 * asked.is_own
-            known = {} if asked.is_tower else vars(config)  # the masks of towers are seen whole
+            is_whole = asked.is_tower or (asked.is_own and masks.calls[n].tokens[1] == length)  # all masks are seen
+            known = {} if is_whole else vars(config)
             bounds = SimpleNamespace(**{k: v for k, v in known.items() if type(v) is not int or v >= tried})
             window, causal = _window(_ruled(masks.calls[n], masks.calls, bounds, is_causal), bounds, is_causal)
             slides = call.options.get("sliding_window")

@@ -101,6 +101,9 @@ def _read(keys: Keys) -> ModelPositions:
 
     if keys.model_type in READERS:
         return READERS[keys.model_type](keys)
+    kind = keys.get("position_embedding_type")
+    if str(kind).startswith("relative") and "position_embedding_type" not in keys.ignored:  # without positions then
+        raise keys.unread("position_embedding_type", kind)
     try:
         said = positions_by_asking(keys)
     except ValueError as error:

@@ -259,6 +259,9 @@ class Asked(TorchFunctionMode):
             does = "neither calls transformers' attention functions nor takes a softmax"
             raise ValueError(f"{names[-1]} {does}" if names else "it has no attention modules")
         self.is_own = any(map(is_own, self.model.modules()))
+        for name, each in self.model.named_buffers():
+            if each.is_meta and is_own(self.model.get_submodule(name.rpartition(".")[0])):  # a mask of all positions
+                raise ValueError(f"its {name} must have at most 2^24 numbers, got {' x '.join(map(str, each.shape))}")
         self.most = SLOTS if self.is_own else COUNTED  # tokens that are counted
         _prune(self.model, self.is_tower)
         indexers.record(self.model)
@@ -718,6 +721,9 @@ def _listening(calls: list[Call], keep: Callable[[Tensor], Tensor] = torch.Tenso
         return value.new_zeros(query.size(0), query.size(2), query.size(1), value.size(-1)), None
 
     def mask(*args: Any, **options: Any) -> Tensor:
+        sizes = [*args[1:3], *(options[name] for name in ("q_length", "kv_length") if name in options)]
+        if math.prod(sizes) > 2**26:
+            raise ValueError(f"its masks must be of at most 2^26 pairs of tokens, got {' x '.join(map(str, sizes))}")
         made = eager_mask(*args, **options | {"allow_is_bidirectional_skip": False})
         made.rule = options.get("mask_function", args[5] if len(args) > 5 else None)  # type: ignore[attr-defined]
         return made
