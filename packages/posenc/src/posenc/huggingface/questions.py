@@ -425,8 +425,8 @@ class Asked(TorchFunctionMode):
             return x.new_zeros(*x.shape[:-1], y.size(-1))
         return None
 
-    def _uniform(self, shape: torch.Size) -> Tensor:
-        return torch.rand(shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
+    def _uniform(self, shape: Iterable[int]) -> Tensor:
+        return torch.rand(*shape, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
 
     def _seen_by_softmax(self, x: Tensor) -> Tensor:
         query, key, scores = self.product
