@@ -56,6 +56,7 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
         done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         assert shown in done.stdout
+        assert "(default: )" not in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize("module", ["posenc", "posenc.command.cli"])

@@ -58,7 +58,7 @@ def test_weights_keep_their_scheme_and_no_other_is_recommended(choose: Any) -> N
     """Where nothing is to be changed, neither the line of Python nor a command names another scheme."""
     for weights in ("yes", "tune"):
         out = choose("--weights", weights, "--longer", "no")[1]
-        assert "Start with its own scheme:\n\n    posenc.huggingface.scheme_from_config" in out
+        assert "Start with its own scheme:\n\n    import posenc\n\n    posenc.huggingface.scheme_from_config" in out
         assert not [word for word in ("Compare it", "posenc compare", "posenc extend", "YaRN", "RoPE(") if word in out]
 
 
@@ -208,7 +208,7 @@ def test_open_questions_are_printed_and_with_answers_the_cases(given: dict[str, 
     for answer, line in zip(left, lines[1::2], strict=True):
         program, *words = shlex.split(line)
         assert program == "posenc"
-        assert f"Start with {answer.begin}:" in choose(*words[1:])[1]
+        assert f"Start with {answer.begin}:\n\n    import " in choose(*words[1:])[1]
 
 
 def test_json_holds_the_answer_with_its_evidence(choose: Any) -> None:
@@ -220,6 +220,13 @@ def test_json_holds_the_answer_with_its_evidence(choose: Any) -> None:
     assert [table["name"] for table in said["evidence"]] == list(answer.evidence)
     assert said["evidence"][0]["rows"][3]["figures"][-1] == "18.31"
     assert said["claims"] == claims_of(answer)
+
+
+@pytest.mark.parametrize("tokens", ["image", "line"])
+def test_a_stream_of_images_is_said_to_be_taken_as_larger_ones(tokens: str, choose: Any) -> None:
+    given = {"weights": "no", "tokens": tokens, "for": "decoder", "longer": "stream", "cost": "some"}
+    taken = "--longer stream leads to the same answer here as --longer yes." in choose(*options(given))[1]
+    assert taken == (tokens == "image")
 
 
 # --- the page -------------------------------------------------------------------------------------------------------

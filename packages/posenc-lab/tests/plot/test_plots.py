@@ -351,7 +351,7 @@ def test_an_option_of_another_figure_is_refused(capsys: pytest.CaptureFixture[st
     [
         (["biass"], r"figure must be one of overview, lines, .*, got 'biass' \(did you mean 'bias'\?\)"),
         (["biass", "--help"], "did you mean 'bias'"),
-        ([], "figure must be one of overview, lines, table, .*got ''"),
+        ([], "FIGURE must be given, one of overview, lines, table, .*relative_index"),
         (["lines", "--out", "lines.pdf"], r"--out must end in \.png or \.svg, got 'lines\.pdf'"),
         (["table", "--schemes", "alibi"], "must open the add door"),
         (["table", "--schemes", "sinusoid"], "did you mean 'sinusoidal'"),

@@ -50,9 +50,14 @@ def as_text(answer: Answer, given: Mapping[str, str]) -> str:
     options = " ".join(f"--{name} {value}" for name, value in given.items())
     is_certain = answer.strength == "certain"
     measure = [f"Compare it with {answer.compare_with}:\n\n    {answer.command}"] if answer.command else []
+    imports = [f"import {name}" for name in ("posenc", "transformers") if f"{name}." in answer.code]
+    code = "\n".join([*imports, "", answer.code])
+    longer, as_yes = given.get("longer", "yes"), "yes" in answer.when.get("longer", ())
+    taken = f"--longer {longer} leads to the same answer here as --longer yes."
     parts = [
         f"{answer.case[0].upper()}{answer.case[1:]}  ({options})",
-        f"Start with {answer.begin}:\n\n{textwrap.indent(answer.code, '    ')}",
+        *([taken] if as_yes and longer != "yes" else []),
+        f"Start with {answer.begin}:\n\n{textwrap.indent(code, '    ')}",
         *measure,
         _wrapped(f"Why: {answer.why}"),
         f"Strength of the evidence for it: {STRENGTHS[answer.strength]}.",

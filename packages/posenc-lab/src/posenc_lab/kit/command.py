@@ -75,7 +75,7 @@ def add_options(parser: argparse._ActionsContainer, kind: type[Configuration]) -
             continue
         of: Any = item.type
         options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": item.metadata["help"]}
-        if item.default not in ((), None):
+        if item.default not in ((), None, ""):
             value = ",".join(map(str, item.default)) if isinstance(item.default, tuple) else item.default
             options["help"] += f" (default: {value})"
         if of is bool:

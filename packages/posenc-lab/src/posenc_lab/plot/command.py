@@ -146,7 +146,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run(arguments: argparse.Namespace) -> int:
     """Draws a figure and prints its path. Exit codes 0: done; 1: a package is missing; 2: wrong usage."""
     try:
-        entry = find("" if arguments.figure is None else arguments.figure)
+        if arguments.figure is None:
+            raise ValueError(f"FIGURE must be given, one of {', '.join(entry.name for entry in FIGURES)}")
+        entry = find(arguments.figure)
         given = {**vars(arguments.options)}
         out, dark = given.pop("out"), given.pop("dark")
         out = out or Path(f"{entry.name}{'-dark' if dark else ''}.png")
