@@ -165,12 +165,15 @@ def added(bias: Callable[[int, Tensor], Tensor]) -> Callable[..., None]:
     return change
 
 
-def shifted(record: dict[str, Any]) -> None:
-    """Sinusoids of the position after each."""
-    p = torch.tensor(record["input"]["positions"], dtype=torch.float64) + 1
-    k = torch.arange(18, dtype=torch.float64)
-    angle = p[:, None] * 10_000.0 ** (-k / 17)
-    record["input"]["rows"] = torch.cat((angle.sin(), angle.cos()), -1).tolist()
+def sinusoids(by: int, base: float) -> Callable[..., None]:
+    """Sinusoids of other positions or another base."""
+
+    def change(record: dict[str, Any]) -> None:
+        p = torch.tensor(record["input"]["positions"], dtype=torch.float64) + by
+        angle = p[:, None] * base ** (-torch.arange(18, dtype=torch.float64) / 17)
+        record["input"]["rows"] = torch.cat((angle.sin(), angle.cos()), -1).tolist()
+
+    return change
 
 
 def yarn(record: dict[str, Any]) -> None:
@@ -253,7 +256,8 @@ MISTAKES: list[tuple[str, Callable[..., None], str]] = [
     ("bloom", added(lambda heads, r: 0 * r), "without ALiBi"),
     ("bloom", added(lambda heads, r: -r * 2.0**-8), "its slopes off by a head or slopes 2^(-8h/H)"),
     ("bloom", added(lambda heads, r: -r * 2.0**-2 / 4), "its bias times the scale"),
-    ("whisper encoder", shifted, "positions off by +1"),
+    ("whisper encoder", sinusoids(1, 1e4), "positions off by +1"),
+    ("whisper encoder", sinusoids(0, 1e6), "a base of 1000000"),
 ]
 """Most of them are of public reports about ports."""
 
