@@ -1190,6 +1190,7 @@ TABLE = {name: rows for name, rows in TABLE.items() if rows}
 # They take nothing.
 NO_ARGUMENTS = {
     "Cameras.projections",
+    "Encoding.tensors",
     "NoPE",
     "Scheme",
     "Scheme.another",
