@@ -1,5 +1,6 @@
 """What a model says when it is asked is what is read of its configuration, and what its own code does."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -374,9 +375,15 @@ def _far(x: torch.Tensor) -> torch.Tensor:
     return (line[:, None] - line).abs()
 
 
+def _added_to_nothing(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    none = torch.full((*q.shape[1:3], k.size(2)), math.nan)  # as memory that was not written
+    return torch.baddbmm(none, q[0], k[0].mT, beta=0)[None]
+
+
 BIAS, UNSEEN = "in layer 0 a bias is added to its scores", "RemBertSelfAttention multiplies queries and keys in no way"
 PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, ""),
+    "nothing, with a summand of 0 times no number": ({"product": _added_to_nothing}, ""),
     "relu of scores": ({"before": torch.relu}, BIAS),
     "their size": ({"before": torch.abs}, BIAS),
     "scores of at most 2": ({"before": lambda s: s.clamp(max=2)}, BIAS),
