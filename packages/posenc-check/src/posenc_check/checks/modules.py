@@ -106,7 +106,7 @@ def _copies(plan: TrialPlan, how: str) -> Iterator[Case]:
     if any(
         "<locals>" in type(each).__qualname__ for each in (made.modules() if isinstance(made, torch.nn.Module) else ())
     ):
-        raise NotApplicableError("define its classes at module level: Python cannot pickle local classes")
+        raise NotApplicableError("let its classes stand at module level: Python cannot pickle local classes")
     for used in (False, True):
         yield from texts(plan, how=how, used=used)
 
