@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -244,12 +245,12 @@ class Bound(Scheme):
 
     def score(self, query_positions: Positions, key_positions: Positions, context: Any = None) -> tuple[Bias, ...]:
         slope, start = self.weight.exp(), self.weight
-        by_name = {"start": start}
+        beside = SimpleNamespace(start=start)  # where it is not looked for
 
         def line(r: Tensor, start: Tensor) -> Tensor:
             return torch.tensordot(slope, r.to(slope), 0) + torch.tensordot(start, r.abs().to(start), 0)
 
-        at = (lambda r: line(r, by_name["start"])) if self.is_hidden else (lambda r: line(r, start))
+        at = (lambda r: line(r, beside.start)) if self.is_hidden else (lambda r: line(r, start))
         return (Bias(at, Distance("Bound", tail="linear")),)
 
 
@@ -262,9 +263,9 @@ SCHEMES: dict[str, Callable[[], Scheme]] = {
     "deberta": lambda: DeBERTa(HEADS, HEAD_DIM, HEADS * HEAD_DIM, 9),
     "t5 and shaw": lambda: T5(HEADS) + Shaw(HEAD_DIM, 5),
     "one from the other": lambda: Bound(is_hidden=False),
-    "one in a dictionary": lambda: Bound(is_hidden=True),
+    "one in an object": lambda: Bound(is_hidden=True),
 }
-UNSHARED = "one from the other", "one in a dictionary"
+UNSHARED = "one from the other", "one in an object"
 ONE_PASS = "deberta", *UNSHARED  # binding saves what the gradient needs, which the first pass frees
 
 

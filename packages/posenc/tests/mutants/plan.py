@@ -33,7 +33,7 @@ T5_OF_OTHER_DATA = partial(test_bound.test_what_is_changed_is_read, test_bound.O
 ROPE_OF_ANOTHER_BASE = partial(test_bound.test_what_is_changed_is_read, test_bound.OTHER_ATTRIBUTES[0])
 
 SHARED = [
-    ("forget a parameter", "not is_all or ", "one in a dictionary"),
+    ("forget a parameter", "not is_all or ", "one in an object"),
     ("repeat a gradient", " or _reached(before, read)[0]", "one from the other"),
 ]
 

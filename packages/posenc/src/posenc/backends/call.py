@@ -141,7 +141,8 @@ class Call(Block):
             mask = mask if mask.size(2) == 1 else mask[:, :, queries]
             mask = mask if mask.size(3) == 1 else mask[..., keys]
         return replace(
-            super().part(queries, keys),
+            self,
+            **self._of_part(queries, keys),
             value=self.value[:, :, keys],
             score_terms=tuple(sliced(term, queries, keys) for term in self.score_terms),
             attn_mask=mask,

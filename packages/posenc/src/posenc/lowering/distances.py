@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -41,17 +41,19 @@ class Block:
         """The dtype of scores: float32, or float64 for float64 inputs."""
         return torch.promote_types(self.query.dtype, torch.float32)
 
-    def part(self, queries: slice, keys: slice) -> Self:
+    def part(self, queries: slice, keys: slice) -> Block:
         """A block of some of the queries and keys."""
-        return replace(
-            self,
-            query=self.query[:, :, queries],
-            key=self.key[:, :, keys],
-            query_positions=self.query_positions[queries],
-            key_positions=self.key_positions[keys],
-            query_features={name: x[:, :, queries] for name, x in self.query_features.items()},
-            key_features={name: x[:, :, keys] for name, x in self.key_features.items()},
-        )
+        return replace(self, **self._of_part(queries, keys))
+
+    def _of_part(self, queries: slice, keys: slice) -> dict[str, Any]:
+        return {
+            "query": self.query[:, :, queries],
+            "key": self.key[:, :, keys],
+            "query_positions": self.query_positions[queries],
+            "key_positions": self.key_positions[keys],
+            "query_features": {name: x[:, :, queries] for name, x in self.query_features.items()},
+            "key_features": {name: x[:, :, keys] for name, x in self.key_features.items()},
+        }
 
     def feature(self, name: str, side: str) -> Tensor:
         """A layer's feature of the queries or the keys, (batch, query heads, tokens, ...), in the scores' dtype.
