@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, RoPE
-from posenc.rotation import phases
+from posenc.encoding.encoding import Encoding
+from posenc.encoding.rotation import Rotation
+from posenc.rotation import norms, phases
 from posenc.rotation.phases import PairLayout, PairRotation
 from tests.backends.operation_counts import operations
 from tests.backends.parity_cases import ATTENDING, case, encoded, with_gradients
@@ -220,6 +222,113 @@ def test_it_is_the_rotation_of_complex_numbers(case: Any, dtype: torch.dtype, on
     phases.rotate_into(view, view, turn.cos, turn.sin, layout == "interleaved", first)
     check(view, before[:, :, 1].transpose(1, 2), turn, 1)
     assert torch.equal(projected[:, :, ::2], before[:, :, ::2])
+
+
+EPS = 1e-5
+
+
+def check_norm(turns: tuple[PairRotation, PairRotation], heads: tuple[int, int], dtype: torch.dtype) -> None:
+    """`Encoding.norm_rotate`, forward and backward, against double precision.
+
+    A sum of n numbers is off by n u of their sizes, a root by half of what is under it, and of products and roots there
+    are no more than 20 on the way to any result."""
+    device, width, tokens = turns[0].cos.device, turns[0].head_dim, turns[0].cos.size(2)
+    positions = Positions.arange(tokens).to(device)
+    encoding = Encoding(positions, positions, rotations=(Rotation(*turns),))
+    tensors = [torch.randn(2, tokens, n, width, device=device).to(dtype).transpose(1, 2) for n in heads]
+    leaves = [x.requires_grad_() for x in (*tensors, *torch.randn(2, width, device=device))]
+    outs = encoding.norm_rotate(*leaves, eps=EPS)
+    gradients = [torch.randn_like(out) for out in outs]
+    found = torch.autograd.grad(outs, leaves, gradients)
+    for n, turn in enumerate(turns):
+        x, weight, gradient = (t.detach().double().cpu() for t in (leaves[n], leaves[n + 2], gradients[n]))
+        r = (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        unit = x * r
+        out, out_size = with_size(unit * weight, turn, 1)
+        back, back_size = with_size(gradient, turn, -1)
+        of_unit, size = back * weight, back_size * weight.abs()
+        of_x = r * (of_unit - unit * (of_unit * unit).mean(-1, keepdim=True))
+        of_x_size = r * (size + unit.abs() * (size * unit.abs()).mean(-1, keepdim=True))
+        of_weight, of_weight_size = (back * unit).sum((0, 1, 2)), (back_size * unit.abs()).sum((0, 1, 2))
+        rows = x.numel() // width
+        for got, true, bound in (
+            (outs[n], out, out_size * (width / 2 + 20)),
+            (found[n], of_x, of_x_size * (2 * width + 20)),
+            (found[n + 2], of_weight, of_weight_size * (rows + width / 2 + 20)),
+        ):
+            bound = bound * 2.0**-24
+            if got.dtype != torch.float32:
+                last = torch.finfo(dtype).eps * (1.0 if INTERPRETED and dtype == torch.bfloat16 else 0.5)
+                bound = bound + (true.abs() + bound + torch.finfo(dtype).smallest_normal) * last
+            assert ((got.detach().double().cpu() - true).abs() <= bound).all()
+
+
+def with_size(x: Tensor, turn: PairRotation, sign: float) -> tuple[Tensor, Tensor]:
+    """x rotated in double precision, and the sizes of what each channel is a sum of."""
+    turned, bound = truth_of(x, turn, sign)
+    return turned, torch.where(bound > 0, bound * 2.0**23, turned.abs())
+
+
+NORMED = [
+    (case, dtype)
+    for case in (*CASES, ("half", 2, 37, 48, 8, 0, 1, 1))
+    for dtype in (torch.float32, torch.bfloat16)[: 2 if case in HALVES else 1]
+]
+
+
+def turns_of(case: Any, device: str) -> tuple[tuple[PairRotation, PairRotation], tuple[int, int]]:
+    """The rotations of queries and of keys of a case, and their heads: keys have half as many where that is whole."""
+    layout, heads, tokens, head_dim, pairs, first, rows, of_heads = case
+    kv_heads = heads // 2 if heads % 2 == 0 and of_heads == 1 else heads
+    turns = [
+        rotation(tokens, head_dim, layout, pairs, first=first, rows=rows, of_heads=of_heads, device=device)
+        for _ in range(2)
+    ]
+    return (turns[0], turns[1]), (heads, kv_heads)
+
+
+@pytest.mark.parametrize(("case", "dtype"), NORMED)
+def test_norms_before_a_rotation_are_those_of_double_precision(case: Any, dtype: torch.dtype) -> None:
+    check_norm(*turns_of(case, "cpu"), dtype)
+
+
+@pytest.mark.parametrize(("case", "dtype"), NORMED)
+def test_the_kernel_norms_and_rotates(
+    case: Any, dtype: torch.dtype, on: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Queries and keys in one launch each way."""
+    launches: list[int] = []
+    real = norms._launch
+    monkeypatch.setattr(norms, "_launch", lambda *given: launches.append(len(given)) or real(*given))
+    check_norm(*turns_of(case, str(on)), dtype)
+    assert launches == [3, 4]
+
+
+def test_keys_are_written_where_they_are_kept(on: torch.device) -> None:
+    """And nothing beside them; second derivatives are those of PyTorch's operations."""
+    encoding = RoPE(16)(Positions.arange(5).to(on))
+    query, key = torch.randn(1, 4, 5, 16, device=on), torch.randn(1, 2, 5, 16, device=on)
+    kept = torch.full((1, 2, 9, 16), torch.nan, device=on)
+    with torch.no_grad():
+        _, written = encoding.norm_rotate(query, key, key_out=kept[:, :, 3:8])
+        assert torch.equal(kept[:, :, 3:8], encoding.norm_rotate(query, key)[1])
+    assert written.data_ptr() == kept[:, :, 3:8].data_ptr()
+    assert kept[:, :, :3].isnan().all()
+    assert kept[:, :, 8:].isnan().all()
+    weight = torch.randn(16, device=on, dtype=torch.float64)
+
+    def attended(query: Tensor, weight: Tensor) -> Tensor:
+        a, b = encoding.norm_rotate(query.float(), key, weight, None)
+        return a.double() + b.double().sum()
+
+    leaf = query.double().requires_grad_()
+    (first,) = torch.autograd.grad(attended(leaf, weight).square().sum(), leaf, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), leaf)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(norms, "kernel_supports", lambda *_: False)
+        (first,) = torch.autograd.grad(attended(leaf, weight).square().sum(), leaf, create_graph=True)
+        (plain,) = torch.autograd.grad(first.square().sum(), leaf)
+    torch.testing.assert_close(second, plain, rtol=1e-4, atol=1e-3)
 
 
 def test_what_is_beside_x_in_memory_is_not_written(on: torch.device) -> None:

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_type, missing_axis, one_or, shown, swapped_axes
+from posenc.arguments import check_type, missing_axis, number, one_or, shown, swapped_axes
 from posenc.encoding.context import (
     NO_FEATURES,
     NOTHING,
@@ -48,6 +48,7 @@ from posenc.encoding.staleness import (
 )
 from posenc.encoding.terms import ScoreTerm, Value, check_sequence
 from posenc.positions.positions import PADDING, Positions
+from posenc.rotation.norms import norm_rotate, normed, sides_of
 from posenc.rotation.phases import kind_of, map_bands, several_scales
 
 DOORS = ("add", "rotate", "score", "value")
@@ -221,6 +222,63 @@ class Encoding:
             )
         rotated = self.rotate_query(query), self.rotate_key(key)
         self._note("rotate")
+        return rotated
+
+    def norm_rotate(
+        self,
+        query: Float[Tensor, "batch heads queries head_dim"],
+        key: Float[Tensor, "batch kv_heads keys head_dim"],
+        query_weight: Float[Tensor, " head_dim"] | None = None,
+        key_weight: Float[Tensor, " head_dim"] | None = None,
+        *,
+        eps: float = 1e-6,
+        key_out: Float[Tensor, "batch kv_heads keys width"] | None = None,
+    ) -> tuple[Float[Tensor, "batch heads queries width"], Float[Tensor, "batch kv_heads keys width"]]:
+        """The rotate door after an RMS norm of each head: T(p) (w x / sqrt(mean(x^2) + eps)), the mean over a head's
+        channels. Then pass ``encoding.pairs`` to `attention`, as after `rotate`.
+
+        It is computed in float32 or wider and rounded once to the dtype of x. A model that also rounds after the norm,
+        or after the weight, differs by these roundings. On CUDA a rotation of pairs of channels takes one launch
+        forward and one backward, both deterministic. Other rotations and other devices take PyTorch's operations.
+
+        - ``query_weight``, ``key_weight``: (head_dim,), the same for all heads; None: 1. Where a model's weight w is
+          used as 1 + w, as in Gemma, pass 1 + w.
+        - ``key_out``: a tensor of the result's shape and dtype, such as a slice of a cache. The keys are written to it,
+          and it is returned for them. Only where no gradients are recorded.
+
+        Errors: those of `rotate`, and ValueError for a weight or ``key_out`` that does not match, and for an ``eps``
+        below 0.
+        Source: Zhang and Sennrich 2019, arXiv 1910.07467, equation 4 (RMS norm); Henry et al. 2020, arXiv 2010.04245
+        (norms of queries and keys).
+        """
+        number("eps", eps, least=0)
+        self.check(query, key)
+        weights = {"query_weight": query_weight, "key_weight": key_weight}
+        for (name, weight), x in zip(weights.items(), (query, key), strict=True):
+            if weight is not None and (not isinstance(weight, Tensor) or weight.shape != x.shape[-1:]):
+                raise ValueError(f"{name} must be a tensor of shape ({x.size(-1)},), got {shown(weight)}")
+        if key_out is not None and torch.is_grad_enabled():
+            raise ValueError("key_out needs torch.no_grad(), since what is written to it has no gradient")
+        sides = None
+        is_readable = key_out is None or key_out.stride(-1) == 1
+        if len(self.rotations) == 1 and self.banded is None and self.rotations[0].value is None and is_readable:
+            maps = self.rotations[0].query, self.rotations[0].key
+            sides = sides_of((query, key), (query_weight, key_weight), maps)
+        if sides is None:
+            wide = self.rotate(normed(query, query_weight, eps), normed(key, key_weight, eps))
+            known = [mark_of(x) for x in wide]
+            rotated = wide[0].to(query.dtype), wide[1].to(key.dtype)
+            _check_out(key_out, rotated[1])
+            if key_out is not None:
+                rotated = rotated[0], key_out.copy_(rotated[1])
+        else:
+            self.check_trained(query, key)
+            _check_out(key_out, key)
+            known = [frozenset({(name, kind_of(maps[n]))}) for n, name in enumerate(("query", "key"))]
+            rotated = norm_rotate(sides, eps, (None, key_out))
+            self._note("rotate")
+        for x, kinds in zip(rotated, known, strict=True):
+            mark(x, kinds)
         return rotated
 
     def rotate_query(self, query: Tensor) -> Tensor:
@@ -462,6 +520,12 @@ class Encoding:
             _of_inference=self._of_inference or other._of_inference,
             _opened=self._opened | other._opened,
         )
+
+
+def _check_out(out: Tensor | None, like: Tensor) -> None:
+    """ValueError unless ``out`` has the shape, dtype and device of ``like``."""
+    if out is not None and (out.shape, out.dtype, out.device) != (like.shape, like.dtype, like.device):
+        raise ValueError(f"key_out must be {shown(like)} on {like.device}, got {shown(out)} on {out.device}")
 
 
 def _without_padding(features: Features, positions: Positions) -> Features:
