@@ -23,7 +23,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 
 .DEFAULT_GOAL := help
 .PHONY: help demo explore smollm2 bench study field docs pictures test check check-mutants check-scale check-triton \
-	check-compilers check-oldest survey gpu kernel wheel lint clean
+	check-compilers check-oldest survey gpu hub kernel wheel lint clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -82,6 +82,12 @@ define browser
 		(apt-get install -y -q chromium || (apt-get update -q && apt-get install -y -q chromium)) >$(VENV)/install-browser.log 2>&1 || \
 		echo "Without chromium the tests of the explorer's page are skipped: apt-get install chromium brings it"
 endef
+
+# transformers and others load it from a hub of kernels; this writes it, and tries it with the package that loads it.
+hub: $(VENV)/.dev ## write the rotation as a repository for the package kernels, runs/hub/posenc-rotary, and try it
+	$(BIN)/python $(LIBRARY)/hub runs/hub/posenc-rotary
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -q --upgrade --target $(VENV)/kernels kernels tomlkit
+	PYTHONPATH=$(VENV)/kernels $(BIN)/pytest -q $(TESTS)/backends/test_hub.py -m "not triton"
 
 test: $(VENV)/.dev kernel ## set up and run the tests of all packages, and some of the mutants
 	$(call browser)

@@ -71,7 +71,9 @@ WITH_MORE = ("test_triton", "test_triton_decode", "test_triton_skipping")
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
 @pytest.mark.parametrize(
     ("file", "only"),
-    with_more([(x, "not more") for x in (*WITH_MORE, "test_rotation_kernel")], [(x, "more") for x in WITH_MORE]),
+    with_more(
+        [(x, "not more") for x in (*WITH_MORE, "test_rotation_kernel", "test_hub")], [(x, "more") for x in WITH_MORE]
+    ),
 )
 def test_where_there_is_no_gpu_they_are_interpreted(file: str, only: str) -> None:
     assert interpreted(str(FILE.with_stem(file)), only=f"not gpu and {only}") > 0  # and were not skipped

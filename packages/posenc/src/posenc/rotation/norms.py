@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import compat
-from posenc.rotation.phases import LAUNCH_OPTIONS, PAIRS, PairRotation, TokenMap, kernel_supports
+from posenc.rotation.launch import OPTIONS, PAIRS
+from posenc.rotation.phases import PairRotation, TokenMap, kernel_supports
 
 
 def normed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -107,7 +108,7 @@ def _launch(
         kernel.norm_rotate[(of_queries + of_keys,)](
             *arguments, of_queries, eps, WIDTH=width, FIRST=turn.first, PAIRS=pairs,
             INTERLEAVED=turn.layout == "interleaved", BLOCK_PAIRS=block_pairs, BLOCK_WIDTH=block_width,
-            HEADS_Q=heads_q, TOKENS_Q=tokens_q, HEADS_K=heads_k, TOKENS_K=tokens_k, **LAUNCH_OPTIONS,
+            HEADS_Q=heads_q, TOKENS_Q=tokens_q, HEADS_K=heads_k, TOKENS_K=tokens_k, **OPTIONS,
         )  # fmt: skip
     return [None if t is None else t.sum(0) for t in sums]  # of one order: the same in every run
 

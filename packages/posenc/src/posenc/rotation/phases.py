@@ -19,6 +19,7 @@ from posenc import compat
 from posenc.arguments import check_choice, check_type, one_or, shown
 from posenc.positions.positions import PositionError, Positions
 from posenc.rotation import onnx
+from posenc.rotation.launch import launch
 
 FOR_KEY_HEADS = ": build it for as many heads as keys have"
 
@@ -141,8 +142,6 @@ def several_scales(scales: Sequence[float | None]) -> str:
 
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PAIRS = 2048  # rotated by a program of four warps: 16 by a thread, in loads of 16 bytes
-LAUNCH_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
 FALLBACK_WARNING = "rotations on {} take PyTorch's operations, since the Triton kernel for them cannot run: {}"
 UNTRIED_REASON = "a CUDA graph is captured, and nothing was rotated before; run once what is captured"
 TRANSIENT_ERRORS = ("out of memory", "capturing")  # errors that say nothing of the next trial
@@ -208,26 +207,8 @@ def rotate_into(
     rotated: tuple[int, int] | None = None,
     sign: float = 1.0,
 ) -> None:
-    """Writes x, ``rotated`` in these heads (None: all), start .. stop, and in channels from ``first`` on, to ``out``,
-    which may be x itself. Both have channels side by side, and otherwise any strides."""
-    if cos.stride() != sin.stride() or cos.stride(-1) != 1:
-        cos, sin = cos.contiguous(), sin.contiguous()
-    batch, heads, tokens, width = x.shape
-    pairs, rotated = cos.size(-1), (0, heads) if rotated is None else rotated
-    has_more = width > 2 * pairs or rotated != (0, heads)
-    block = 1 << (pairs - 1).bit_length()
-    rows = max(PAIRS // block, 1)
-    of_heads = min(heads & -heads, rows)  # a power of two that leaves none over
-    of_tokens = min(rows // of_heads, 1 << (tokens - 1).bit_length())
-    with torch.cuda.device_of(x):
-        _kernel()[(batch * -(-heads // of_heads) * -(-tokens // of_tokens),)](
-            out, *out.stride()[:3], x, *x.stride()[:3],
-            cos, sin, *(0 if n == 1 else stride for n, stride in zip(cos.shape[:3], cos.stride()[:3], strict=True)),
-            heads, tokens, *rotated, sign,
-            WIDTH=width, FIRST=first, PAIRS=pairs, INTERLEAVED=is_interleaved, BLOCK_PAIRS=block,
-            BLOCK_WIDTH=1 << (width - 1).bit_length() if has_more else 0,
-            HEADS=of_heads, TOKENS=of_tokens, **LAUNCH_OPTIONS,
-        )  # fmt: skip
+    """`launch` of the kernel."""
+    launch(_kernel(), out, x, cos, sin, is_interleaved, first, rotated, sign)
 
 
 PairLayout = Literal["half", "interleaved"]
