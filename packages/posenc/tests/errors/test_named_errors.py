@@ -883,6 +883,18 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
             "MLA rotates q and k of head_dim 14, or only their last 8 channels, got …",
         ),
     ],
+    "Encoding.norm_rotate": [
+        Row(lambda: BOUND.norm_rotate("x", Q), "query must be a floating tensor, got 'x'"),
+        Row(lambda: BOUND.norm_rotate(Q, Q[..., :2]), "the rotation was made for head_dim 4, got q or k of head_dim 2"),
+        Row(lambda: BOUND.norm_rotate(Q, Q, Q[0]), "query_weight must be a tensor of shape (4,), got torch.float32 …"),
+        Row(lambda: BOUND.norm_rotate(Q, Q, None, 1.0), "key_weight must be a tensor of shape (4,), got 1.0"),
+        Row(lambda: BOUND.norm_rotate(Q, Q, eps=-1.0), "eps must be …, got -1.0"),
+        Row(lambda: BOUND.norm_rotate(Q, Q, key_out=Q.clone()), "key_out needs torch.no_grad(), …"),
+        Row(
+            lambda: torch.no_grad()(BOUND.norm_rotate)(Q, Q, key_out=Q[:1]),
+            "key_out must be torch.float32 (2, 6, 5, 4) on cpu, got torch.float32 (1, 6, 5, 4) on cpu",
+        ),
+    ],
     **{
         f"Encoding.rotate_{name}": [Row(partial(turn, Q[..., :2]), "the rotation was made for head_dim 4, got …")]
         for name, turn in (("query", BOUND.rotate_query), ("key", BOUND.rotate_key))

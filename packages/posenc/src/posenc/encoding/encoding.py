@@ -213,6 +213,12 @@ class Encoding:
         """
         if key is None:
             raise ValueError("key must be given with query, got None: for one of them call rotate_query or rotate_key")
+        self._check_rotated(query, key)
+        rotated = self.rotate_query(query), self.rotate_key(key)
+        self._note("rotate")
+        return rotated
+
+    def _check_rotated(self, query: Tensor, key: Tensor) -> None:
         self.check(query, key)
         self._check_of_tokens()
         if any(rotation.value is not None for rotation in self.rotations):
@@ -220,9 +226,6 @@ class Encoding:
                 "the encoding rotates values too: call rotate_query, rotate_key and rotate_value, and rotate_output on "
                 "the output, or leave all rotations to attention"
             )
-        rotated = self.rotate_query(query), self.rotate_key(key)
-        self._note("rotate")
-        return rotated
 
     def norm_rotate(
         self,
@@ -252,7 +255,7 @@ class Encoding:
         (norms of queries and keys).
         """
         number("eps", eps, least=0)
-        self.check(query, key)
+        self._check_rotated(query, key)
         weights = {"query_weight": query_weight, "key_weight": key_weight}
         for (name, weight), x in zip(weights.items(), (query, key), strict=True):
             if weight is not None and (not isinstance(weight, Tensor) or weight.shape != x.shape[-1:]):
@@ -260,25 +263,25 @@ class Encoding:
         if key_out is not None and torch.is_grad_enabled():
             raise ValueError("key_out needs torch.no_grad(), since what is written to it has no gradient")
         sides = None
-        is_readable = key_out is None or key_out.stride(-1) == 1
-        if len(self.rotations) == 1 and self.banded is None and self.rotations[0].value is None and is_readable:
+        if len(self.rotations) == 1 and (key_out is None or key_out.stride(-1) == 1):
             maps = self.rotations[0].query, self.rotations[0].key
             sides = sides_of((query, key), (query_weight, key_weight), maps)
         if sides is None:
-            wide = self.rotate(normed(query, query_weight, eps), normed(key, key_weight, eps))
+            wide = self.rotate_query(normed(query, query_weight, eps)), self.rotate_key(normed(key, key_weight, eps))
             known = [mark_of(x) for x in wide]
             rotated = wide[0].to(query.dtype), wide[1].to(key.dtype)
             _check_out(key_out, rotated[1])
             if key_out is not None:
                 rotated = rotated[0], key_out.copy_(rotated[1])
         else:
+            self.check_fresh()
             self.check_trained(query, key)
             _check_out(key_out, key)
             known = [frozenset({(name, kind_of(maps[n]))}) for n, name in enumerate(("query", "key"))]
             rotated = norm_rotate(sides, eps, (None, key_out))
-            self._note("rotate")
         for x, kinds in zip(rotated, known, strict=True):
             mark(x, kinds)
+        self._note("rotate")
         return rotated
 
     def rotate_query(self, query: Tensor) -> Tensor:
