@@ -197,18 +197,9 @@ def kernel_supports(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     )
 
 
-def rotate_into(
-    out: Tensor,
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    is_interleaved: bool,
-    first: int = 0,
-    rotated: tuple[int, int] | None = None,
-    sign: float = 1.0,
-) -> None:
-    """`launch` of the kernel."""
-    launch(_kernel(), out, x, cos, sin, is_interleaved, first, rotated, sign)
+def rotate_into(*given: Any, **how: Any) -> None:
+    """`launch` of the kernel, with these arguments after it."""
+    launch(_kernel(), *given, **how)
 
 
 PairLayout = Literal["half", "interleaved"]
