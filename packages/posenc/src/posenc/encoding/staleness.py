@@ -268,10 +268,10 @@ def is_readable(parameter: Tensor) -> bool:
 def _is_same(p: Tensor, value: Tensor) -> bool:
     """Whether two tensors have the same numbers or bits: NaN does not equal itself. Many numbers are compared as
     memory, in a fifth of `torch.equal`'s time."""
-    is_large = p.numel() >= NUMBERS_COMPARED_AS_MEMORY and p.is_floating_point()
-    compare = compat.c_function("memcmp") if is_large else None
-    is_memory = compat.is_plain_memory((p, value)) and p.is_contiguous() and value.is_contiguous()
-    if compare is None or not is_memory or (p.dtype, p.shape) != (value.dtype, value.shape):
+    is_memory = p.numel() >= NUMBERS_COMPARED_AS_MEMORY and p.is_floating_point()
+    is_memory = is_memory and compat.is_plain_memory((p, value)) and p.is_contiguous() and value.is_contiguous()
+    compare = compat.c_function("memcmp") if is_memory else None
+    if compare is None or (p.dtype, p.shape) != (value.dtype, value.shape):
         return torch.equal(p, value) or torch.equal(_bits(p), _bits(value))
     places = ctypes.c_void_p(p.data_ptr()), ctypes.c_void_p(value.data_ptr())
     return bool(compare(*places, ctypes.c_size_t(p.nbytes)) == 0)
