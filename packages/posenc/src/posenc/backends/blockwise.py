@@ -4,7 +4,7 @@ kernels, which blocks of keys count, and custom operators."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -20,6 +20,7 @@ from posenc.arguments import one_or
 from posenc.backends.cache import cached
 from posenc.backends.call import Call, Unless, never
 from posenc.compat import no_grad
+from posenc.encoding.staleness import read_by
 from posenc.encoding.terms import (
     AddedVector,
     Bias,
@@ -465,6 +466,19 @@ class _Repeatable(torch.autograd.Function):
         return None, *torch.autograd.grad(
             ctx.tensors, ctx.others, gradients, retain_graph=True, create_graph=is_again, allow_unused=True
         )
+
+
+def copies_read(call: Call) -> list[Tensor]:
+    """The copies of parameters that the terms of a call read, if layers may share what is derived of them."""
+    if call.store is None or not torch.is_grad_enabled() or not is_of_positions(call):
+        return []
+    return [x for x in read_by((*call.score_terms, *call.values)) if x.grad_fn is not None]
+
+
+def deriving(is_shared: bool) -> AbstractContextManager[object]:
+    """A context in which to derive tensors: no hook may take hold of what layers share, as that of a checkpoint, in
+    which some of them run."""
+    return compat.without_saved_tensors_hooks() if is_shared else nullcontext()
 
 
 def repeatable(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor] | None:

@@ -87,6 +87,11 @@ class ScoreTerm(Term):
     fades: bool = False  # it may lower scores of distant keys, whatever queries and keys hold
 
     @property
+    def falls(self) -> bool:
+        """Whether it goes on fading, however far keys are."""
+        return False
+
+    @property
     def is_content_free(self) -> bool:
         """Whether it adds a term that depends only on positions."""
         return False
@@ -133,6 +138,10 @@ class Bias(ScoreTerm):
 
     is_content_free = True
     fades = True
+
+    @property
+    def falls(self) -> bool:
+        return self.distance.tail != "constant"
 
     def limits(self, r: Tensor, query_norm: Norm, key_norm: Norm, scale: float) -> Limits | None:
         if self.is_planar or self.distance.axis != 0:
@@ -226,7 +235,7 @@ class CumulativeBias(ScoreTerm):
 
     feature: str = field()
 
-    fades = True
+    fades = falls = True
 
 
 @dataclass(frozen=True)

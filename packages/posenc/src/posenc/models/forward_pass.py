@@ -361,7 +361,8 @@ class ForwardPass:
         if self.cache is None:
             return call.attend(encoding)
         of_keys = dict(call.key_features)
-        if call.key.device.type in ("cpu", "cuda") and is_rotated and any(term.fades for term in encoding.score_terms):
+        reads_norms = {"cpu": "fades", "cuda": "falls"}.get(call.key.device.type)  # the terms with which kernels do
+        if reads_norms and is_rotated and any(getattr(term, reads_norms) for term in encoding.score_terms):
             dtype = torch.promote_types(call.key.dtype, torch.float32)
             of_keys[NORMS_FEATURE] = torch.linalg.vector_norm(call.key, dim=-1, dtype=dtype)
         self.cache._set_window(call.layer, call.window)

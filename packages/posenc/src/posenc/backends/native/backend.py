@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc import compat
 from posenc.backends import blockwise
 from posenc.backends.blockwise import FUNCTIONS, KernelOperands, refused_plane
 from posenc.backends.call import Backend, Call, Direct, Unless, cleared
 from posenc.backends.native import operator
 from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.backends.native.operator import Prepared, bounds_of
-from posenc.encoding.staleness import read_by
 from posenc.encoding.terms import Bias, Function, RelativeDot, Term, Value
 
 
@@ -84,12 +81,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     key, tensors = call.key, None if prepared is None else prepared.given
     if prepared is None or tensors is None:
         is_fixed = call.store is not None and call.key_norms is None and blockwise.is_of_positions(call)
-        learned: list[Tensor] = []
-        if prepared is None and is_fixed and torch.is_grad_enabled():
-            learned = [x for x in read_by((*call.score_terms, *call.values)) if x.grad_fn is not None]
-        # Of what layers share no hook may take hold, as that of a checkpoint, in which some of them run.
+        learned = blockwise.copies_read(call) if prepared is None and is_fixed else []
         is_shared = len(learned) > 0 if prepared is None else prepared.is_shared
-        with compat.without_saved_tensors_hooks() if is_shared else nullcontext():
+        with blockwise.deriving(is_shared):
             given = _given(call)
             key, (tensors, *rest) = given.key, _arguments(call, given)
         if prepared is None:

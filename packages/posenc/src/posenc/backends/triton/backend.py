@@ -23,7 +23,7 @@ from posenc.backends.triton.operator import (
     triton,
 )
 from posenc.backends.triton.tasks import ANY, SPAN
-from posenc.encoding.terms import Bias, CumulativeBias, Function, RelativeDot, Term
+from posenc.encoding.terms import Bias, Function, RelativeDot, Term
 from posenc.rotation.phases import constant
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -130,25 +130,35 @@ def _prepared(call: Call) -> tuple[Prepared, Tensor, list[Tensor]]:
     lines: list[_Lines] = []
 
     def make() -> Prepared:
-        lines.append(_Lines(call))
-        tensors, is_fixed = lines[0].tensors, blockwise.is_of_positions(call) and not lines[0].learned
-        skipping = _skipping(call)
+        copies = blockwise.copies_read(call)
+        with blockwise.deriving(len(copies) > 0):
+            lines.append(_Lines(call))
+            given, names, *rest = lines[0].arguments()
+        shared, tensors, skipping = (
+            blockwise.repeatable(given, copies) if copies else None,
+            lines[0].tensors,
+            _skipping(call),
+        )
+        is_fixed = blockwise.is_of_positions(call) and (shared is not None or not lines[0].learned)
+        given = given if shared is None else shared
         if is_fixed and call.store is not None and "bias" in tensors and skipping[0] and not call.has_few_queries:
-            tensors["highest"] = highest_of(tensors)
-        given, names, *rest = lines[0].arguments()
+            given, names = [*given, highest_of(tensors)], f"{names} highest"
         # Few queries skip keys by their norms, without reading them.
-        if call.key_norms is not None and lines[0].key is call.key and call.has_few_queries:
+        if call.key_norms is not None and lines[0].key is call.key and call.has_few_queries and skipping[0]:
             names = f"{names} key_norms"
-        return Prepared(given if is_fixed else None, names, *rest, call.scale, *skipping)
+        return Prepared(given if is_fixed else None, names, *rest, call.scale, *skipping, is_shared=len(copies) > 0)
 
     prepared = cached(call.store, "triton", call.query.device, make)
     key, given = call.key, prepared.given
     if given is None:
-        of = lines[0] if lines else _Lines(call)
-        key, given = of.key.to(call.key.dtype), [x.contiguous() for x in of.tensors.values()]
+        with blockwise.deriving(prepared.is_shared):
+            of = lines[0] if lines else _Lines(call)
+            given = [x.contiguous() for x in of.tensors.values()]
+        key = of.key.to(call.key.dtype)
     if prepared.names[-1:] == ["key_norms"]:
         assert call.key_norms is not None
-        given = [*given, call.key_norms.float().contiguous()]
+        norms = call.key_norms.float()
+        given = [*given, norms if norms.stride(-1) == 1 else norms.contiguous()]
     return prepared, key, list(given)
 
 
@@ -185,10 +195,7 @@ def _direct(call: Call) -> Direct | None:
 def _skipping(call: Call) -> tuple[float, int]:
     """The fraction of a row's weight that may be skipped, 0 if no term goes on falling with the distance; and the index
     difference of a query's own key, -1 if it is not known to attend to it."""
-    falls = any(
-        isinstance(p, CumulativeBias) or (isinstance(p, Bias) and p.distance.tail != "constant")
-        for p in call.score_terms
-    )
+    falls = any(term.falls for term in call.score_terms)
     own = own_keys(call) if falls else None
     return call.skip_below if falls else 0.0, -1 if own is None else own
 

@@ -1456,7 +1456,7 @@ def decode(
     """Q queries of the heads that share keys, in R rows, and one of ``parts`` parts of the keys: its output and
     log-sum-exp, of (parts, batch, heads, queries[, V]). Blocks of keys before the first one with a score of at least
     that of the query's own key plus ``faint`` are not read, where ``key_norms`` are given."""
-    blocks, kv_heads = tl.cdiv(queries, Q), heads.heads // heads.groups
+    blocks = tl.cdiv(queries, Q)
     b, i0 = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * Q
     kv, first_head, part = tl.program_id(1).to(tl.int64), tl.program_id(1) * heads.groups, tl.program_id(2)
     row, d = tl.arange(0, R), tl.arange(0, W.BLOCK_D)
@@ -1506,7 +1506,7 @@ def decode(
         else:
             line_ends = broken.ends + ((of_share + i) * (LINES - 1))[:, None]
     if key_norms is not None:
-        key_norms += (b * kv_heads + kv) * keys
+        key_norms = of_row(key_norms, b, kv)
         longest = tl.sqrt(tl.sum(q_i.to(tl.float32) * q_i.to(tl.float32), 1)) * (heads.scale * LOG2E)
     m_i, l_i = tl.full((R,), -float("inf"), tl.float32), tl.zeros((R,), tl.float32)
     acc = zeros(R, W.BLOCK_V)

@@ -145,17 +145,24 @@ class Launch:
         # Multiplications and additions are fused, which from Triton 3.10 on is no default.
         self.options = options | {"enable_fp_fusion": True}
         self.compiled: Callable[..., None] | None = None
+        # The arguments in order, and where those of a call go among them.
+        self.common: list[Any] = []
+        self.places: list[tuple[int, str]] = []
 
     def __call__(self, is_aligned: bool, tensors: Tensors) -> None:
         """Starts it with these in place of tensors of other calls."""
-        arguments = self.arguments | tensors
-        if self.parameters is not None:
-            if is_aligned and self.compiled is not None:
-                self.compiled(*map(arguments.__getitem__, self.parameters))
-                return
-            arguments = {name: arguments[name] for name in self.parameters}
-        compiled = self.kernel[self.grid](**arguments, **self.options)
+        if is_aligned and self.compiled is not None:
+            arguments = self.common.copy()
+            for place, name in self.places:
+                arguments[place] = tensors[name]
+            self.compiled(*arguments)
+            return
+        of_all, parameters = self.arguments | tensors, self.parameters
+        of_all = of_all if parameters is None else {name: of_all[name] for name in parameters}
+        compiled = self.kernel[self.grid](**of_all, **self.options)
         if is_aligned and type(compiled).__name__ == "CompiledKernel":  # the interpreter returns None
+            self.common = [None if name in tensors else of_all[name] for name in of_all]
+            self.places = [(place, name) for place, name in enumerate(of_all) if name in tensors]
             self.compiled = compiled[self.grid]
 
 
@@ -381,7 +388,8 @@ class Kernels:
         if parts > 1:
             some, some_lse = (lse.new_empty((parts, *x.shape)) for x in (out, lse))
         broken = BrokenLines(terms.get("away"), table_of(terms.get("share")), terms.get("lines"), terms.get("ends"))
-        norms = terms.get("key_norms") if self._skips_by_norms else None
+        lengths = terms.get("key_norms") if self._skips_by_norms else None
+        norms = None if lengths is None else Rows(lengths, *lengths.stride())
         tensors = {**inputs.tensors, "out": some, "lse": some_lse, "broken": broken, "key_norms": norms}
         self.start("decode", None, inputs, tensors, lambda: split)
         if parts > 1:
@@ -514,14 +522,10 @@ class Kernels:
         tasks = self.tasks(B)
         count = tasks.tasks[0].size(0)
         programs = max(1, min(PARTIAL_SUMS // (windows * self.heads), count * tasks.rows))
-        sums: Tensors = {
-            f"d_{name}": query.new_empty(
-                (programs, self.heads, windows + 1, 2, B, terms[name].size(2)), dtype=torch.float32
-            )
-            if name in wanted
-            else None
-            for name in TABLES
-        }
+        sums: Tensors = {f"d_{name}": None for name in TABLES}
+        for name in wanted:  # the windows and one more, in halves
+            shape = programs, self.heads, (windows + 1) * 2 * B, terms[name].size(2)
+            sums[f"d_{name}"] = query.new_empty(shape, dtype=torch.float32)
 
         def prepare() -> Preparation:
             arguments = self.shared | self.pair_entries | {"count": count, "batch": tasks.rows, "B": B}
@@ -534,32 +538,36 @@ class Kernels:
         self.start("backward_tables", tuple(wanted), inputs, {**inputs.tensors, **sums, "work": work}, prepare)
         found = {}
         for name in wanted:
-            x = sums[f"d_{name}"].sum(0)  # (heads, windows + 1, 2, B, width)
             # Window w is the second half of its distances, and the first of those of window w + 1.
-            line = x[:, :-1, 1] + x[:, 1:, 0]
-            line = line.flatten(1, 2)[:, lows[name] - least :][:, : terms[name].size(1)].clone()
-            past = pasts[TERMS.index(name)]
+            x = sums[f"d_{name}"][:, :, B:-B].view(programs, self.heads, windows, 2, B, -1)
+            (heads, entries, width), first = terms[name].shape, lows[name] - least
+            of_all = (1,) if heads == 1 else ()  # which share a table
+            line = x.sum((0, *of_all, 3)).view(heads, windows * B, width)[:, first : first + entries]
+            past, factor = pasts[TERMS.index(name)], 1.0
             if name in WINDOWED:
                 by = inputs.tensors["incoming"].dout if name == "values" else terms.get("meeting", query)
                 factor = self.scale if name == "vectors" and "meeting" not in terms else 1.0
-                ends = self._ends(inputs, name, past, by) * factor
+                ends = self._ends(inputs, name, past, by).sum((0, *of_all)).view(heads, 2, width)
             else:
-                ends = past.sum((1, 3))[..., None]
-            line[:, 0] += ends[0]
-            line[:, -1] += ends[1]
-            found[name] = _of_heads(line, terms[name])
+                ends = (past.sum((1, 3)).T if heads > 1 else past.sum((1, 2, 3))).view(heads, 2, 1)
+            ends = ends if entries > 1 else ends.sum(1, keepdim=True)
+            line[:, :: max(entries - 1, 1)].add_(ends, alpha=factor)
+            found[name] = line
         return found
 
     def _ends(self, inputs: Inputs, name: str, pasts: Tensor, by: Tensor) -> Tensor:
-        """The sums of rows ``by`` times the sums over their pairs beyond either end of a table, (2, heads, width)."""
+        """Rows ``by`` times their sums over the pairs beyond either end of a table, (programs, heads, 2, width)."""
         width, blocks = by.size(-1), -(-self.queries // LONG)
         ends = pasts.new_empty((self.batch * blocks, self.heads, 2, width))
-        numbers = {"past": pasts[0].numel(), "heads": self.heads, "queries": self.queries}
-        numbers |= {"W": width, "BLOCK_W": block_of(width), "ROWS": LONG}
+
+        def prepare() -> Preparation:
+            numbers = {"past": self.shared["past"], "heads": self.heads, "queries": self.queries}
+            numbers |= {"W": width, "BLOCK_W": block_of(width), "ROWS": LONG}
+            return (blocks, self.heads, self.batch), numbers, {"num_warps": 4}
+
         tensors = {"x": Rows(by, *by.stride()[:3]), "pasts": pasts, "ends": ends}
-        grid = blocks, self.heads, self.batch
-        self.start("backward_ends", name, inputs, tensors, lambda: (grid, numbers, {"num_warps": 4}))
-        return ends.sum(0).transpose(0, 1)
+        self.start("backward_ends", name, inputs, tensors, prepare)
+        return ends
 
 
 AT_ONCE = 64  # blocks of the other side that count or not
@@ -595,8 +603,11 @@ UNBOUNDED = ("vectors", "away")  # terms of which no bound is known with few que
 
 def are_aligned(tensors: Iterable[Tensor | None]) -> bool:
     """Whether addresses are multiples of 16, of which Triton makes kernels of their own."""
-    offsets = [x.data_ptr() % 16 for x in tensors if x is not None]
-    return not any(offsets)
+    joined = 0
+    for x in tensors:  # a loop, since this is asked in every call
+        if x is not None:
+            joined |= x.data_ptr()
+    return joined % 16 == 0
 
 
 def table_of(x: Tensor | None) -> Table | None:
@@ -614,7 +625,7 @@ def highest_of(terms: Mapping[str, Tensor]) -> Tensor:
     start. Beyond its ends it repeats its end entries, or is a line that is not of the table."""
     window = 2 * SPAN - 1
     beyond: dict[str, Any] = {"value": -torch.inf} if "slopes" in terms else {"mode": "replicate"}
-    return F.max_pool1d(F.pad(terms["bias"][..., 0], (window, window), **beyond), window, 1)
+    return F.max_pool1d(F.pad(terms["bias"].detach()[..., 0], (window, window), **beyond), window, 1)
 
 
 def of_neighbours(counted: Tensor) -> Tensor:
@@ -649,10 +660,8 @@ def _of_heads(x: Tensor, table: Tensor) -> Tensor:
 
 def _named(dtype: torch.dtype, names: Sequence[str], given: Sequence[Tensor]) -> dict[str, Tensor]:
     """The tensors of terms by name, as kernels read them."""
-    return {
-        name: x.contiguous().to(dtype) if name in ("meeting", *WINDOWED) else x.contiguous()
-        for name, x in zip(names, given, strict=False)
-    }
+    found = {name: x if name == "key_norms" else x.contiguous() for name, x in zip(names, given, strict=False)}
+    return {name: x.to(dtype) if name in ("meeting", *WINDOWED) else x for name, x in found.items()}
 
 
 def _triton(
@@ -700,13 +709,13 @@ def _triton_backward(
 class Prepared:
     """What calls of one plan have in common: the operator's arguments besides query, key and value, and the kernels of
     the first call, of which others change only tensors. ``given`` are those tensors of terms that all calls have, the
-    first of ``names``; None if each call has its own, of the same shapes. A call with other strides or shapes has
-    kernels of its own, which are not kept.
+    first of ``names``; None if each call has its own, of the same shapes. ``is_shared``: see `blockwise.deriving`. A
+    call with other strides or shapes has kernels of its own, which are not kept.
 
     Nothing of a call is written to it but what every call would write, so threads may share it."""
 
-    def __init__(self, given: Sequence[Tensor] | None, *rest: Any) -> None:
-        self.given, self.rest = given, rest
+    def __init__(self, given: Sequence[Tensor] | None, *rest: Any, is_shared: bool = False) -> None:
+        self.given, self.rest, self.is_shared = given, rest, is_shared
         self.names, self.learned = rest[0].split(), rest[1].split()
         self.is_complete = given is not None and len(given) == len(self.names)
         self.has_plain_memory = given is not None and self.is_complete and compat.is_plain_memory(given)
@@ -736,8 +745,10 @@ class Prepared:
             of_call = _named(query.dtype, self.names[len(common) :], others)
             terms = terms | of_call
             structure, is_aligned = terms_of(terms), is_aligned and are_aligned(of_call.values())
-        shapes: tuple[Any, ...] = query.shape, query.stride(), key.shape, key.stride(), value.shape, value.stride()
-        shapes += compat.multiplies_in_tf32(), *[x.shape for x in others]
+        strides: tuple[Any, ...] = query.stride(), key.stride(), value.stride()
+        shapes: tuple[Any, ...] = query.shape, key.shape, value.shape, strides, *[(x.shape, x.stride()) for x in others]
+        if query.dtype == torch.float32:
+            shapes = *shapes, compat.multiplies_in_tf32()
         if shapes == self.shapes and self.kernels is not None:
             kernels = self.kernels
         else:
@@ -747,8 +758,9 @@ class Prepared:
             if self.kernels is None and all(x is y for x, y in zip(tensors, (query, key, value), strict=True)):
                 self.kernels, self.shapes = kernels, shapes
             query, key, value = tensors
-        arguments: Tensors = {"q": Rows(query, *query.stride()[:3]), "k": Rows(key, *key.stride()[:3])}
-        arguments |= {"v": Rows(value, *value.stride()[:3]), "terms": structure}
+            strides = query.stride(), key.stride(), value.stride()
+        rows = [Rows(x, *of[:3]) for x, of in zip((query, key, value), strides, strict=True)]
+        arguments: Tensors = {"q": rows[0], "k": rows[1], "v": rows[2], "terms": structure}
         return kernels, Inputs(query, key, value, arguments, terms, is_aligned and are_aligned((query, key, value)))
 
     def forward(
