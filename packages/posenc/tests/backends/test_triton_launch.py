@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import ALiBi, Positions, Shaw, compat
@@ -207,6 +208,25 @@ def test_a_changed_precision_of_products_is_noticed(monkeypatch: pytest.MonkeyPa
             assert precision() == expected
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("make", [lambda: posenc.T5(4), lambda: Shaw(16, 5)])
+def test_checkpointed_layers_share_what_they_learn(
+    make: Callable[[], posenc.Scheme], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of them makes it, and saves no more for its backward pass than when it runs again."""
+    NullLauncher(monkeypatch)
+    scheme, inputs, made = make(), tensors_of(70, 70, True), []
+    encoding = scheme(Positions.arange(70))
+    monkeypatch.setattr(backend, "_Lines", lambda call, of=backend._Lines: made.append(call) or of(call))
+
+    def layer(*tensors: Tensor) -> Any:
+        return posenc.attention(*tensors, encoding, is_causal=True, backend="triton")
+
+    outs = [checkpoint(layer, *inputs, use_reentrant=False) for _ in range(3)]
+    torch.autograd.backward(outs, [torch.ones_like(outs[0])] * 3)
+    assert len(made) == 1
+    assert all(parameter.grad is not None for parameter in scheme.parameters())
 
 
 # Functions of posenc that a later call runs, and operations of PyTorch: new tensors, and what no kernel computes. On
