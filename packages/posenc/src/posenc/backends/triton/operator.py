@@ -507,7 +507,8 @@ class Kernels:
         if shifts:
             found["shift"] = torch.stack([x.sum(0) for x in shifts]).sum(0)
         if pasts.slopes is not None:
-            found["slopes"] = _of_heads(pasts.slopes.sum((1, 3)).T, terms["slopes"])
+            slopes = pasts.slopes.sum((1, 3)).T
+            found["slopes"] = slopes if terms["slopes"].size(0) > 1 else slopes.sum(0, keepdim=True)
         tables = [name for name in wanted if name in TABLES]
         return found | (self._tables(inputs, counted[0], tables, pasts, sizes.square) if tables else {})
 
@@ -603,11 +604,8 @@ UNBOUNDED = ("vectors", "away")  # terms of which no bound is known with few que
 
 def are_aligned(tensors: Iterable[Tensor | None]) -> bool:
     """Whether addresses are multiples of 16, of which Triton makes kernels of their own."""
-    joined = 0
-    for x in tensors:  # a loop, since this is asked in every call
-        if x is not None:
-            joined |= x.data_ptr()
-    return joined % 16 == 0
+    offsets = [x.data_ptr() % 16 for x in tensors if x is not None]
+    return not any(offsets)
 
 
 def table_of(x: Tensor | None) -> Table | None:
@@ -648,11 +646,6 @@ def share(some: Tensor, counted: Tensor) -> float:
 def blank(like: Tensor, is_whole: bool, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
     """A tensor to write to: zeros, unless the kernels write all of it."""
     return (like.new_empty if is_whole else like.new_zeros)(tuple(shape), dtype=dtype)
-
-
-def _of_heads(x: Tensor, table: Tensor) -> Tensor:
-    """The gradients of a table that may be the same for all heads."""
-    return x.sum(0, keepdim=True) if table.size(0) == 1 else x
 
 
 # -- operator ---------------------------------------------------------------------------------------------------------
@@ -746,9 +739,8 @@ class Prepared:
             terms = terms | of_call
             structure, is_aligned = terms_of(terms), is_aligned and are_aligned(of_call.values())
         strides: tuple[Any, ...] = query.stride(), key.stride(), value.stride()
-        shapes: tuple[Any, ...] = query.shape, key.shape, value.shape, strides, *[(x.shape, x.stride()) for x in others]
-        if query.dtype == torch.float32:
-            shapes = *shapes, compat.multiplies_in_tf32()
+        is_tf32 = query.dtype == torch.float32 and compat.multiplies_in_tf32()
+        shapes = query.shape, key.shape, value.shape, strides, is_tf32, *[(x.shape, x.stride()) for x in others]
         if shapes == self.shapes and self.kernels is not None:
             kernels = self.kernels
         else:
