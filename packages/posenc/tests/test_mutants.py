@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -10,9 +10,8 @@ import pytest
 
 import posenc
 from posenc.backends.native import build
-from posenc.schemes.catalog import CATALOG, Entry
+from posenc.schemes.catalog import CATALOG
 from tests.mutants import Mutant
-from tests.schemes import test_laws
 
 TESTS = Path(__file__).parent
 MUTANT_FILES = TESTS / "mutants"
@@ -35,7 +34,6 @@ RUNS = [
     for file, (name, module) in enumerate(MODULES.items())
     for number, mutant in enumerate(module.MUTANTS)
 ]
-CLAIMS = [pytest.param(entry, law, id=f"{entry.name}-{law}") for entry in CATALOG for law in test_laws.LAWS]
 
 
 def test_what_is_to_be_planted_in_the_kernel_has_its_place() -> None:
@@ -44,10 +42,16 @@ def test_what_is_to_be_planted_in_the_kernel_has_its_place() -> None:
         assert (build.SOURCES / mutant.name).read_text().count(mutant.wrong[0]) == 1, mutant.bug
 
 
+@cache
+def passes(check: Callable[[], None]) -> None:
+    """The real thing passes; once for all mutants that have the check."""
+    check()
+
+
 @pytest.mark.mutant
 @pytest.mark.parametrize("mutant", RUNS)
 def test_a_planted_bug_is_caught(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
-    mutant.check()
+    passes(mutant.check)
     with mutant.planted(), pytest.raises((AssertionError, pytest.fail.Exception)) as caught:
         mutant.check()
     # By the check, that is, and not by an assertion that the library or the mutant makes.
@@ -56,15 +60,6 @@ def test_a_planted_bug_is_caught(mutant: Mutant, record_property: Callable[[str,
     assert MUTANT_FILES not in where.parents
     line = [entry for entry in caught.traceback if TESTS in Path(entry.path).parents][-1]
     record_property("caught by", f"{line.name}, {Path(line.path).relative_to(TESTS.parent)}:{line.lineno + 1}")
-
-
-@pytest.mark.mutant
-@pytest.mark.parametrize(("entry", "law"), CLAIMS)
-def test_a_false_claim_is_caught(entry: Entry, law: str, record_property: Callable[[str, object], None]) -> None:
-    """A law claimed that does not hold, or held and not claimed."""
-    with pytest.raises(AssertionError) as caught:
-        test_laws.check_claim(replace(entry, laws=entry.laws ^ {law}), law)
-    record_property("caught by", str(caught.value).splitlines()[0])
 
 
 def test_every_scheme_has_mutants() -> None:

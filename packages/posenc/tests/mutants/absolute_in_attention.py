@@ -1,14 +1,10 @@
 """AbsoluteInAttention that reads another row, or lets another meet it."""
 
+from functools import partial
+
 from posenc import AbsoluteInAttention
-from posenc.schemes.catalog import entries_of
+from tests.laws.audits import check_claim
 from tests.mutants import lines, oracles, undrawn
-from tests.schemes import test_laws
-
-
-def of_a_fixed_length() -> None:
-    test_laws.check_claim(*entries_of("absolute_in_attention"), "length_free")
-
 
 ROWS = 'table_index(key_positions, "AbsoluteInAttention", self.max_positions)'
 MUTANTS = (
@@ -17,7 +13,7 @@ MUTANTS = (
         ("reads the next row", AbsoluteInAttention, "score", "[rows]", "[(rows + 1) % self.max_positions]"),
     ),
     *lines(
-        of_a_fixed_length,
+        partial(check_claim, "absolute_in_attention", "length_free"),
         (
             "clamps positions",
             AbsoluteInAttention,

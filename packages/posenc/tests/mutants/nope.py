@@ -6,10 +6,8 @@ from torch import Tensor
 from posenc import NoPE, Positions
 from posenc.lowering.distances import Block
 from posenc.lowering.forms import ScoreFunction
-from posenc.schemes.catalog import entries_of
 from tests.cases import DIM
 from tests.mutants import Lawless, Mutant, by_pair, oracles
-from tests.schemes import test_laws
 
 
 def recent(self: NoPE, block: Block) -> ScoreFunction:
@@ -20,13 +18,8 @@ def constant_vector(self: NoPE, positions: Positions, dtype: torch.dtype = torch
     return torch.full((1, len(positions), DIM), 0.01, dtype=dtype)
 
 
-def order_free() -> None:
-    test_laws.check_claim(*entries_of("nope"), "order_free")
-
-
 MUTANTS = (
     Mutant("prefers what is near", NoPE, "score", by_pair(recent), oracles("nope")),
-    Mutant("tells the tokens' places apart", NoPE, "score", by_pair(recent), order_free),
     Mutant("adds a vector", NoPE, "table", constant_vector, oracles("nope")),
 )
 

@@ -19,9 +19,9 @@ from posenc.encoding.context import projected_at_random
 from posenc.schemes.catalog import CATALOG, entries_in
 from posenc.schemes.entry import FORMULA, GIVEN, Entry, Law, Shape
 from tests.rows import in_one_test
-from tests.schemes.test_laws import SHAPE
 
 TESTS = Path(__file__).parents[1]
+SHAPE = Shape(dim=72, num_heads=12, head_dim=6, max_positions=64, num_kv_heads=4)
 ENTRIES = in_one_test(CATALOG)
 
 
