@@ -101,15 +101,15 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pages, "CHOOSE", tmp_path)
     monkeypatch.setattr(pages, "FILE", tmp_path / "records.json")
     monkeypatch.setattr(pages, "png", lambda summary, title, dark: title.encode())  # panels have a test of their own
-    monkeypatch.setattr(findings, "records", lambda part: [])
-    monkeypatch.setattr(puzzles, "records", lambda part: [])
+    parts: dict[str, list[dict[str, Any]]] = {}
+    for module in (findings, pages, puzzles):
+        monkeypatch.setattr(module, "records", lambda part: parts.get(part, []))
     pages.main()
     assert "No scheme has had all of its trials yet." in (tmp_path / "study" / "tuning.md").read_text()
 
     schemes = list(run.SCHEMES.values())
     tried = [*trials("t5", 2.5, 2.0), *trials("rope", 2.2, 2.1)]
-    parts = {"python": [*tried, *kept(schemes, range(3))], "plays": kept(schemes[:5], range(3))}
-    monkeypatch.setattr(findings, "records", lambda part: parts.get(part, []))
+    parts |= {"python": [*tried, *kept(schemes, range(3))], "plays": kept(schemes[:5], range(3))}
     monkeypatch.setattr(pages, "TEXTS", {"python": 3, "plays": 3})
     pages.main()
     page = {path.stem: path.read_text() for path in (tmp_path / "study").iterdir()}

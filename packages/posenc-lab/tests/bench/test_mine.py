@@ -80,6 +80,3 @@ def test_one_that_fails_is_left_out_with_its_line(tmp_path: Path) -> None:
     line = next(n for n, text in enumerate(Path(handwritten.__file__).read_text().splitlines(), 1) if "no k" in text)
     assert results["mine"] == {"left_out": f"failed at {HANDS}:{line} with RuntimeError: no kernel"}
     assert results["posenc"]["seconds"]
-
-
-# -- records ----------------------------------------------------------------------------------------------------------

@@ -19,11 +19,6 @@ from tests.laws.audits import audit_of
 ROOT = Path(__file__).parents[4]
 ENTRIES = pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
 
-"""Of LaTeX with amsmath, what formulas may use."""
-
-
-# --- entries --------------------------------------------------------------------------------------------------------
-
 
 # --- options --------------------------------------------------------------------------------------------------------
 
@@ -89,9 +84,6 @@ def test_the_measured_laws_are_of_every_scheme_and_agree_with_the_claims() -> No
 def test_laws_measured_anew_are_as_they_were(name: str) -> None:
     kept, anew = data.laws()[name], data.shown(audit_of(name))
     assert {law: said["holds"] for law, said in anew.items()} == {law: said["holds"] for law, said in kept.items()}
-
-
-# --- schedules ------------------------------------------------------------------------------------------------------
 
 
 # --- evidence -------------------------------------------------------------------------------------------------------

@@ -27,20 +27,9 @@ def data_of(page: str) -> Any:
     return json.loads(gzip.decompress(base64.b64decode(text)))
 
 
-def test_the_export_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "explorer.html"
-    assert main(["explore", "--export", str(path), "--schemes", "rope+alibi"]) == 0
-    assert f"{path}  (" in capsys.readouterr().out
-    text = path.read_text(encoding="utf-8")
-    assert "default-src 'none'" in html.unescape(text)
-    assert not re.findall(r'(?:src|href)="(?!#|data:)', text)
-    data = data_of(text)
-    assert "rope+alibi" in data["numbers"]
-    assert len(data["numbers"]["xpos"]) == 5  # settings that a page without a server has
-    assert data["server"] is False
-
-
-def test_a_scheme_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_export_is_one_file_with_schemes_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "explored.py").write_text(
         "from posenc import Scheme\n"
         "from posenc.encoding.terms import Bias, Distance\n"
@@ -49,8 +38,15 @@ def test_a_scheme_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "        return (Bias(lambda r: -2.0 * r.abs()[None], Distance('Mine')),)\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert main(["explore", "--export", "own.html", "--schemes", "explored.py:Mine"]) == 0
-    data = data_of(Path("own.html").read_text())
+    assert main(["explore", "--export", "explorer.html", "--schemes", "rope+alibi,explored.py:Mine"]) == 0
+    assert "explorer.html  (" in capsys.readouterr().out
+    text = (tmp_path / "explorer.html").read_text(encoding="utf-8")
+    assert "default-src 'none'" in html.unescape(text)
+    assert not re.findall(r'(?:src|href)="(?!#|data:)', text)
+    data = data_of(text)
+    assert "rope+alibi" in data["numbers"]
+    assert len(data["numbers"]["xpos"]) == 5  # settings that a page without a server has
+    assert data["server"] is False
     (numbers,) = data["numbers"]["explored.py:Mine"]
     assert numbers["effect"]["data"][32:35] == [0, -2, -4]
 

@@ -10,7 +10,6 @@ import torch
 import posenc
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry
-from posenc_lab.explore.content import content
 from posenc_lab.explore.numbers import JAVASCRIPT
 from posenc_lab.kit.titles import TITLES
 from tests.explore.browser import FIGURES
@@ -29,8 +28,8 @@ SEEN = [{"name": "A", "what": "bias", "shape": [n, 2, 2], "values": [0.5] * 4 * 
 
 
 @pytest.fixture(scope="module")
-def figures(javascript: Node) -> Node:
-    javascript("content", **content(is_saved=True), seen=SEEN)
+def figures(javascript: Node, plain: dict[str, Any]) -> Node:
+    javascript("content", **plain, seen=SEEN)
     return javascript
 
 

@@ -76,6 +76,3 @@ def test_a_control_finds_its_symbol_and_a_symbol_its_control(figure: str, figure
     symbols = marked(formulas()[figure])
     assert symbols <= there | words, "a symbol of a control, or of words of a step, that does not exist"
     assert there - symbols - DRAWN == WITHOUT.get(figure, set())
-
-
-# --- in the browser -------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tests.explore.test_figures import agrees
 
 LESSON = lesson.lesson()
 NAMES = [step.name for step in LESSON]
-DESKTOP, TELEPHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 844}
+TELEPHONE = {"width": 390, "height": 844}
 
 needs_browser = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
 
@@ -179,9 +179,6 @@ def test_what_is_wrong_in_a_text_is_named(file: str, right: str, wrong: str, sai
 def test_an_unknown_formula_is_named() -> None:
     with pytest.raises(ValueError, match=r"has a command that is not understood"):
         lesson.html(r"$\nothing{x}$")
-
-
-# --- without JavaScript ---------------------------------------------------------------------------------------------
 
 
 # --- in the browser -------------------------------------------------------------------------------------------------

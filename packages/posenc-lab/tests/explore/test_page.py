@@ -1,6 +1,7 @@
 """The page in a real browser: drawn, moved, read by keyboard, from a server and from disk."""
 
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -8,7 +9,6 @@ import pytest
 import posenc
 import posenc_lab
 from posenc.schemes.catalog import CATALOG
-from posenc_lab.explore.content import content
 from posenc_lab.explore.page import explorer
 from tests.explore.browser import VIEWS, Watched, executable, violations
 
@@ -190,9 +190,9 @@ def test_what_the_address_says_wrong_is_said_in_place(state: str, page: Watched,
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def exported(tmp_path_factory: pytest.TempPathFactory, plain: dict[str, Any]) -> Path:
     path = tmp_path_factory.mktemp("export") / "explorer.html"
-    path.write_text(explorer(content(is_saved=True), server=False), encoding="utf-8")
+    path.write_text(explorer(plain, server=False), encoding="utf-8")
     return path
 
 

@@ -189,9 +189,6 @@ def test_alibi_is_relative_and_monotone_and_directed_but_for_one_form(
     assert holds == {"relative": True, "monotone": True, "directed": directed, "decaying": decaying}
 
 
-# --- DA-Transformer -------------------------------------------------------------------------------------------------
-
-
 # --- windows and tables ---------------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,10 @@ def test_an_exported_program_gives_what_eager_gives_at_any_length(name: str, bac
     assert not any(dtype.is_complex for dtype in dtypes)
 
 
+CAUSAL: dict[str, Any] = {"is_causal": True}
+WINDOW: dict[str, Any] = {"is_causal": True, "window": 4}
+
+
 class Step(torch.nn.Module):
     """The last tokens of a text attend to all of it."""
 
@@ -72,13 +76,14 @@ class Step(torch.nn.Module):
         return posenc.attention(query, key, value, encoding, **self.how)
 
 
-@pytest.mark.parametrize("how", [{"is_causal": True}, {}, {"is_causal": True, "window": 4}], ids=str)
 @pytest.mark.parametrize(
-    ("make", "is_bound"),
+    ("make", "is_bound", "how"),
     [
-        *((make, is_bound) for make in (posenc.NoPE, lambda: posenc.RoPE(8)) for is_bound in (True, False)),
-        (lambda: posenc.TransformerXL(2, 8), False),
-        (posenc.StickBreaking, False),
+        *((lambda: posenc.RoPE(8), is_bound, how) for is_bound in (True, False) for how in ({}, CAUSAL, WINDOW)),
+        (posenc.NoPE, True, CAUSAL),
+        (posenc.NoPE, False, WINDOW),
+        (lambda: posenc.TransformerXL(2, 8), False, {}),
+        (posenc.StickBreaking, False, CAUSAL),
     ],
 )
 def test_an_exported_step_takes_any_number_of_queries_and_keys(
