@@ -112,22 +112,6 @@ def test_by_default_queries_are_the_last_of_the_keys(backend: str) -> None:
             torch.testing.assert_close(last, whole[:, :, 9 - m :])
 
 
-def test_queries_are_the_last_of_the_key_positions_that_are_given() -> None:
-    q, k, v = qkv(3, 7)
-    positions = Positions.packed([4, 3]).shift(11)
-    out = attend(q, k, v, TWO_DOORS, key_positions=positions, is_causal=True)
-    encoding = TWO_DOORS(positions[4:], positions, dtype=torch.float64)
-    torch.testing.assert_close(out, attend(q, k, v, encoding, is_causal=True))
-
-
-def test_as_many_keys_are_where_the_queries_are_where_those_alone_are_given() -> None:
-    q, k, v = qkv(7, 7)
-    positions = Positions.packed([4, 3]).shift(11)
-    out = attend(q, k, v, TWO_DOORS, query_positions=positions)
-    torch.testing.assert_close(out, attend(q, k, v, TWO_DOORS(positions, dtype=torch.float64)))
-    assert not torch.allclose(out, attend(q, k, v, TWO_DOORS))
-
-
 def check_causality_compares_order(backend: str) -> None:
     """Coordinates say the opposite of the order here, and the index says something else again."""
     q, k, v = qkv()
@@ -142,89 +126,6 @@ def check_causality_compares_order(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_causality_compares_order_and_nothing_else(backend: str) -> None:
     check_causality_compares_order(backend)
-
-
-# --- queries that see nothing ---------------------------------------------------------------------------------------
-
-BLIND = (0, 3)  # of five queries, in batch row 1 alone
-
-
-def blinding(kind: str) -> dict[str, Any]:
-    """Ways to hide every key from some queries."""
-    mask = seeing(2, 1, 5, 7)
-    mask[1, :, BLIND] = False
-    positions = Positions.arange(7)
-    if kind == "bool mask":
-        return {"attn_mask": mask}
-    if kind == "float mask":
-        floats = torch.randn(2, HEADS, 5, 7, dtype=torch.float64).masked_fill(~mask, -torch.inf)
-        return {"attn_mask": floats.requires_grad_()}
-    if kind == "float mask of queries":
-        floats = torch.zeros(2, 1, 5, 1, dtype=torch.float64)
-        floats[1, :, BLIND] = -torch.inf
-        return {"attn_mask": floats.requires_grad_()}
-    document = torch.zeros(2, 5, dtype=torch.int64)
-    order = positions[2:].order.repeat(2, 1)
-    if kind == "padding":
-        document[1, BLIND] = -1
-    elif kind == "another document":
-        document[1, BLIND] = 6
-    elif kind == "earlier than every key":
-        order[1, BLIND] = -1
-    return {
-        "query_positions": Positions(positions[2:].coords, order=order, document=document),
-        "key_positions": positions,
-        "is_causal": True,
-    }
-
-
-KINDS = ["bool mask", "float mask", "float mask of queries", "padding", "another document", "earlier than every key"]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("encoding", [None, TWO_DOORS], ids=named)
-@pytest.mark.parametrize("kind", KINDS)
-def test_queries_that_see_nothing_give_zeros(kind: str, backend: str, encoding: Scheme | None) -> None:
-    leaves = [x.requires_grad_() for x in qkv(5, 7)]
-    how = blinding(kind)
-    out = attend(*leaves, encoding, **how, backend=backend)
-    if isinstance(how.get("attn_mask"), Tensor) and how["attn_mask"].requires_grad:
-        leaves.append(how["attn_mask"])
-    seeing_nothing = torch.zeros(2, 5, dtype=torch.bool)
-    seeing_nothing[1, BLIND] = True
-    blind, others = out.transpose(1, 2)[seeing_nothing], out.transpose(1, 2)[~seeing_nothing]
-    assert (blind == 0).all()
-    assert others.isfinite().all()
-    assert (others != 0).all()
-    for gradient in torch.autograd.grad(blind.square().sum() + blind.sum(), leaves, retain_graph=True):
-        assert (gradient == 0).all()
-    gradients = torch.autograd.grad(others.square().sum(), leaves)
-    assert all(gradient.isfinite().all() for gradient in gradients)
-    assert all((gradient != 0).any() for gradient in gradients[:3])
-    assert (gradients[0].transpose(1, 2)[seeing_nothing] == 0).all()
-    if backend == "reference":
-        again, lse = attend_lse(*leaves[:3], encoding, **how, backend=backend)
-        assert torch.equal(again, out)
-        assert (lse.transpose(1, 2)[seeing_nothing] == -torch.inf).all()
-        assert lse.transpose(1, 2)[~seeing_nothing].isfinite().all()
-        for gradient in torch.autograd.grad(lse.exp().sum(), [leaves[0], leaves[1]]):
-            assert gradient.isfinite().all()
-
-
-# --- empty sequences ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("encoding", [None, TWO_DOORS], ids=named)
-@pytest.mark.parametrize(("queries", "keys"), [(0, 7), (5, 0), (0, 0)])
-def test_empty_sequences(queries: int, keys: int, encoding: Scheme | None, backend: str) -> None:
-    leaves = [x.requires_grad_() for x in qkv(queries, keys)]
-    at = {"query_positions": Positions.arange(queries), "key_positions": Positions.arange(keys)}
-    for causal in (True, False):
-        out = attend(*leaves, encoding, **at, is_causal=causal, backend=backend)
-        assert out.shape == (2, HEADS, queries, VALUE_DIM)
-        assert (out == 0).all()
-        assert all((g == 0).all() for g in torch.autograd.grad(out.sum(), leaves))
 
 
 # --- precision ------------------------------------------------------------------------------------------------------
