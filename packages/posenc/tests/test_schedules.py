@@ -1,6 +1,5 @@
 """Ready schedules are those of the models, layer by layer, and say so in words."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,75 +22,30 @@ def of_layers(schedule: Schedule) -> list[tuple[bool, int | Chunk | None]]:
 # -- beside transformers -----------------------------------------------------------------------------------------------
 
 
-def tiny(name: str, layers: int, width: int, **more: Any) -> Any:
-    """A small model of theirs, made of its configuration's own defaults but for sizes."""
-    transformers = pytest.importorskip("transformers")
-    sizes = {"hidden_size": 2 * width, "intermediate_size": 8, "vocab_size": 16, "num_attention_heads": 2}
-    config = getattr(transformers, f"{name}Config")(
-        **sizes, num_key_value_heads=1, num_hidden_layers=layers, pad_token_id=0, **more
-    )
-    return getattr(transformers, f"{name}Model")(config)
-
-
-def gemma3() -> tuple[Any, Schedule]:
-    rope = {
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
-        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
-    }
-    model = tiny("Gemma3Text", 13, 16, head_dim=16, sliding_window=9, rope_parameters=rope)
-    return model, schedules.gemma3(13, 16, window=9)
-
-
-def smollm3() -> tuple[Any, Schedule]:
-    rope = {"rope_type": "default", "rope_theta": 5_000_000.0}
-    return tiny("SmolLM3", 9, 16, rope_parameters=rope), schedules.smollm3(9, 16)
-
-
-def cohere2() -> tuple[Any, Schedule]:
-    rope = {"rope_type": "default", "rope_theta": 50_000.0}
-    model = tiny("Cohere2", 9, 16, sliding_window=9, rope_parameters=rope)
-    return model, schedules.cohere2(9, 16, window=9)
-
-
-def gpt_oss() -> tuple[Any, Schedule]:
-    model = tiny("GptOss", 5, 64, head_dim=64, num_local_experts=2)
-    return model, schedules.gpt_oss(5)
-
-
 def llama4() -> tuple[Any, Schedule]:
+    transformers = pytest.importorskip("transformers")
     scaling = {"factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0, "original_max_position_embeddings": 64}
     rope = {"rope_type": "llama3", "rope_theta": 500_000.0, **scaling}
-    model = tiny("Llama4Text", 9, 16, head_dim=16, rope_parameters=rope, num_local_experts=2, intermediate_size_mlp=8)
+    sizes = {"hidden_size": 32, "vocab_size": 16, "num_attention_heads": 2, "head_dim": 16, "num_key_value_heads": 1}
+    more = {"intermediate_size": 8, "intermediate_size_mlp": 8, "num_local_experts": 2, "pad_token_id": 0}
+    config = transformers.Llama4TextConfig(**sizes, **more, num_hidden_layers=9, rope_parameters=rope)
+    model = transformers.Llama4TextModel(config)
     return model, schedules.llama4(9, 16, scaling=Llama3(16, 64, high_freq_factor=1))
 
 
-@pytest.mark.parametrize("made", [gemma3, smollm3, cohere2, gpt_oss, llama4])
-def test_every_layer_is_as_in_transformers(made: Callable[[], tuple[Any, Schedule]]) -> None:
-    """Its window, whether it rotates, and by which angles."""
-    model, schedule = made()
-    ids = torch.arange(TOKENS)[None]
+def test_every_layer_of_llama_4_is_as_in_transformers() -> None:
+    """Its chunks, whether it rotates, and by which angles; tests/huggingface has the other schedules."""
+    model, schedule = llama4()
+    angles = model.rotary_emb(torch.zeros(1), torch.arange(TOKENS)[None])  # complex numbers
     assert len(schedule) == len(model.layers)
-    for (scheme, window), layer in zip(schedule, model.layers, strict=True):
-        attention = layer.self_attn
-        if made is llama4:
-            chunked = model.config.layer_types[attention.layer_idx] == "chunked_attention"
-            assert window == (Chunk(model.config.attention_chunk_size) if chunked else None)
-        else:
-            assert getattr(attention, "sliding_window", None) == window
-        rotates = bool(getattr(attention, "use_rope", True))
-        if made is cohere2:  # whose attention rotates where there is a window
-            rotates = attention.sliding_window is not None
-        assert isinstance(scheme, RoPE) == rotates
-        if not rotates:
-            continue
-        kind = [attention.layer_type] if made is gemma3 else []
-        theirs = model.rotary_emb(torch.zeros(1), ids, *kind)
-        if made is llama4:  # whose angles are complex numbers
-            theirs = theirs.real, theirs.imag
-        for found, expected in zip(scheme(Positions.arange(TOKENS)).cos_sin(), theirs, strict=True):
-            pairs = found.size(-1)
-            expected = expected[..., ::2] if made is cohere2 else expected[..., :pairs]
-            torch.testing.assert_close(found, expected, rtol=0, atol=TOKENS * 16 * torch.finfo(torch.float32).eps)
+    for (scheme, window), kind, layer in zip(schedule, model.config.layer_types, model.layers, strict=True):
+        assert window == (Chunk(model.config.attention_chunk_size) if kind == "chunked_attention" else None)
+        assert isinstance(scheme, RoPE) == bool(layer.self_attn.use_rope)
+        if isinstance(scheme, RoPE):
+            for found, expected in zip(
+                scheme(Positions.arange(TOKENS)).cos_sin(), (angles.real, angles.imag), strict=True
+            ):
+                torch.testing.assert_close(found, expected, rtol=0, atol=TOKENS * 16 * torch.finfo(torch.float32).eps)
 
 
 def test_the_queries_of_llama_4_grow_where_it_does_not_rotate() -> None:

@@ -1,7 +1,5 @@
 """The conventions of images are those of the released models, and a class token is not turned under any of them."""
 
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -48,22 +46,6 @@ def test_the_prefix_is_not_turned(convention: str) -> None:
     for turned, x in zip(encoding.rotate(query, key), (query, key), strict=True):
         assert torch.equal(turned[:, :, :PREFIX], x[:, :, :PREFIX])
         assert ((turned - x)[:, :, PREFIX + 1 :].abs().amax(-1) > 1e-3).all()
-
-
-def test_dinov3_is_transformers() -> None:
-    pytest.importorskip("transformers")
-    from transformers import DINOv3ViTConfig
-    from transformers.models.dinov3_vit import modeling_dinov3_vit as dinov3
-
-    config = DINOv3ViTConfig(hidden_size=2 * HEAD_DIM, num_attention_heads=2, patch_size=4, image_size=64)
-    theirs = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()
-    cos, sin = theirs(torch.zeros(1, 3, 4 * HEIGHT, 4 * WIDTH))
-    query, key = (x.float() for x in heads(PREFIX + HEIGHT * WIDTH))
-    expected = dinov3.apply_rotary_pos_emb(query, key, cos, sin)
-    scheme = built("dinov3")
-    found = scheme(scheme.grid(HEIGHT, WIDTH, prefix=PREFIX)).rotate(query, key)
-    # Theirs has angles in float32, up to a full turn; a channel is off by sqrt(2) times what each of its pair is.
-    torch.testing.assert_close(found, expected, rtol=0, atol=2**0.5 * of_angles(torch.float32, 2 * math.pi, query))
 
 
 def test_llama4_is_transformers() -> None:

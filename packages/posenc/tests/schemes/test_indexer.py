@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import posenc
 from posenc import Indexer, NoPE, Positions, RoPE
 from tests.oracles import indexer as oracle
 
@@ -135,42 +134,6 @@ def test_a_token_that_is_not_finite_spoils_only_what_sees_it(side: str, wrong: f
     grads = torch.autograd.grad(scores[seen & ~with_it].sum(), list(given.values()))
     others = [n for n in range(11) if not first <= n < first + block]
     assert all(grad[:, :, others].isfinite().all() for grad in grads)
-
-
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "chunked"])
-def test_attention_attends_to_what_is_chosen(backend: str) -> None:
-    """The chosen keys alone, one query after the other, are the same."""
-    index_query, index_key, weights = drawn(11, 11)
-    draw = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(2, 4, 11, 8, generator=draw) for _ in range(3))
-    mask = Indexer(HEADS, RoPE(WIDTH, rotary_dim=6), 3)(
-        index_query, index_key, weights, query_positions=PACKED, is_causal=True
-    )
-    rope = RoPE(8, layout="interleaved")
-    given = {"query_positions": PACKED, "is_causal": True, "attn_mask": mask}
-    out = posenc.attention(q, k, v, rope, **given, backend=backend)
-    for i in range(11):
-        for b in range(2):
-            keys = mask[b, 0, i].nonzero().flatten()
-            assert 0 < len(keys) <= 3
-            at = Positions(PACKED.coords[:, keys])
-            alone = posenc.attention(
-                q[b : b + 1, :, i : i + 1], k[b : b + 1, :, keys], v[b : b + 1, :, keys], rope,
-                query_positions=Positions(PACKED.coords[:, i : i + 1]), key_positions=at, backend="reference",
-            )  # fmt: skip
-            torch.testing.assert_close(out[b, :, i], alone[0, :, 0])
-
-
-def test_one_query_after_the_other_chooses_what_all_at_once_do() -> None:
-    query, key, weights = drawn(11, 11)
-    indexer = Indexer(HEADS, RoPE(WIDTH, rotary_dim=6), 4)
-    whole = indexer(query, key, weights, is_causal=True)
-    rotated = RoPE(WIDTH, rotary_dim=6).tokens(Positions.arange(11), dtype=torch.float64)
-    cached = Indexer(HEADS, NoPE(), 4)(*rotated.rotate(query, key), weights, is_causal=True)
-    assert torch.equal(cached, whole)
-    for n in range(1, 12):
-        step = indexer(query[:, :, n - 1 : n], key[:, :, :n], weights[:, :, n - 1 : n], is_causal=True)
-        assert torch.equal(step[:, :, 0], whole[:, :, n - 1, :n])
 
 
 def test_half_precision_is_computed_in_float32() -> None:
