@@ -398,37 +398,6 @@ def test_after_eviction_tokens_come_last_and_sinks_are_the_first_of_a_text() -> 
 
 
 @torch.no_grad()
-def chosen_without_a_cache(
-    model: Decoder,
-    ids: Tensor,
-    segment: Tensor,
-    count: int,
-    choose: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(-1, keepdim=True),
-) -> Tensor:
-    """The continuation of plain rows, by one full forward per token."""
-    start = ids.size(1)
-    for _ in range(count):
-        segment = torch.cat([segment, segment[:, -1:]], 1)
-        positions = Positions.arange(ids.size(1)).with_segment(segment[:, : ids.size(1)])
-        ids = torch.cat([ids, choose(model(ids, positions)[:, -1])], 1)
-    return ids[:, start:]
-
-
-@pytest.mark.parametrize(
-    ("name", "place"), zoo.in_turn(zoo.SCHEMES[::2], [place for place in PROMPTS if place != "plain"])
-)
-def test_each_row_generates_what_it_generates_alone(name: str, place: str) -> None:
-    """Padding on any side or inside, and packed prompts, of which the last document goes on."""
-    model, ids, positions = zoo.model(Decoder, name), zoo.tokens(), PROMPTS[place]
-    together = model.generate(ids, 7, positions)
-    last = {row: (columns, alone) for row, columns, alone in zoo.documents(positions)}
-    for row, (columns, alone) in last.items():
-        assert alone.segment is not None
-        assert torch.equal(
-            together[row], chosen_without_a_cache(model, ids[row : row + 1, columns], alone.segment, 7)[0]
-        )
-
-
 def test_sampling_draws_from_the_softmax_and_is_reproducible() -> None:
     model, ids = zoo.model(Decoder, "rope"), zoo.tokens()
 
@@ -446,7 +415,10 @@ def test_sampling_draws_from_the_softmax_and_is_reproducible() -> None:
     def draw(logits: Tensor) -> Tensor:
         return torch.multinomial((logits / 0.7).softmax(-1), 1, generator=generator)
 
-    assert torch.equal(chosen_without_a_cache(model, ids, torch.zeros_like(ids), 12, draw), first)
+    text = ids
+    for _ in range(12):  # without a cache
+        text = torch.cat([text, draw(model(text)[:, -1])], 1)
+    assert torch.equal(text[:, ids.size(1) :], first)
     assert torch.equal(sample(7, 1e-6), model.generate(ids, 12))  # cold enough to be greedy
 
 
