@@ -112,7 +112,8 @@ def test_by_default_queries_are_the_last_of_the_keys(backend: str) -> None:
             torch.testing.assert_close(last, whole[:, :, 9 - m :])
 
 
-def check_causality_compares_order(backend: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_causality_compares_order_and_nothing_else(backend: str) -> None:
     """Coordinates say the opposite of the order here, and the index says something else again."""
     q, k, v = qkv()
     order = torch.tensor([[4, 0, 6, 2, 5, 1, 3], [6, 5, 4, 3, 2, 1, 0]])
@@ -121,11 +122,6 @@ def check_causality_compares_order(backend: str) -> None:
     expected = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
     out = attend(q, k, v, query_positions=positions, key_positions=positions, is_causal=True, backend=backend)
     torch.testing.assert_close(out, expected)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_causality_compares_order_and_nothing_else(backend: str) -> None:
-    check_causality_compares_order(backend)
 
 
 # --- precision ------------------------------------------------------------------------------------------------------
@@ -154,7 +150,8 @@ def far_keys() -> tuple[Tensor, Tensor, Tensor, Positions, Positions]:
     return q, k, v, Positions.arange(1, start=1007), Positions.arange(8)
 
 
-def check_bias_is_not_rounded_under_autocast(backend: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_does_not_round_the_bias(backend: str) -> None:
     q, k, v, query_positions, key_positions = far_keys()
     at = {"query_positions": query_positions, "key_positions": key_positions}
     exact = torch.tensor([2.0**-h for h in range(1, 9)])[:, None] * torch.arange(8.0)  # -m (i - j), less a constant
@@ -165,11 +162,6 @@ def check_bias_is_not_rounded_under_autocast(backend: str) -> None:
     torch.testing.assert_close(out[0, :, 0].float(), exact.softmax(-1), rtol=2 * 2**-8, atol=0)
     rounded = (exact - (exact[:, -1:] + 1000 * exact[:, 1:2])).bfloat16().float()
     assert (rounded.softmax(-1) - exact.softmax(-1)).abs().max() > 0.05  # and it would show
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_autocast_does_not_round_the_bias(backend: str) -> None:
-    check_bias_is_not_rounded_under_autocast(backend)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -84,10 +84,6 @@ def test_what_the_operator_promises_the_compiler_is_so(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_kernel_gives_the_same_directly_and_by_its_operator(scheme: str) -> None:
-    check_directly_and_by_operator(scheme)
-
-
-def check_directly_and_by_operator(scheme: str) -> None:
     made = SCHEMES[scheme]().double()
     query, key, value = (x.requires_grad_() for x in transposed())
     leaves = [query, key, value, *(x for x in made.parameters() if x.requires_grad)]

@@ -35,18 +35,14 @@ def expected_of(layer: PositionalConvolution, x: Tensor, positions: Positions) -
     return oracle.add(x, at.order.tolist(), at.document.tolist(), v, g, layer.conv.bias.detach(), layer.groups)
 
 
-def check(name: str, kernel_size: int) -> None:
+@pytest.mark.parametrize("kernel_size", [1, 4, 5, 20])
+@pytest.mark.parametrize("name", PLACES)
+def test_it_is_the_oracles(name: str, kernel_size: int) -> None:
     layer, positions = drawn(kernel_size=kernel_size), PLACES[name]
     x = torch.randn(2, len(positions), 6, dtype=torch.float64)
     found, expected = layer(x, positions).detach(), expected_of(layer, x, positions)
     atol = of_sums(torch.float64, 2 * kernel_size + 2, expected)
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
-@pytest.mark.parametrize("kernel_size", [1, 4, 5, 20])
-@pytest.mark.parametrize("name", PLACES)
-def test_it_is_the_oracles(name: str, kernel_size: int) -> None:
-    check(name, kernel_size)
 
 
 def test_the_gradient_is_the_oracles() -> None:

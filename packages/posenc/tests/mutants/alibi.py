@@ -18,7 +18,7 @@ def slopes(rule: Callable[[int, int], float]) -> object:
 
 
 COMPARED = oracles("alibi")
-EXACT = partial(test_precision.check_alibi, "built", 8)
+EXACT = partial(test_precision.test_alibi_distances_are_exact, "built", 8)
 MUTANTS = (
     Mutant("halves its slope at every head", ALiBi, "_slopes", slopes(lambda h, H: h + 1), COMPARED),
     Mutant("starts at slope 1", ALiBi, "_slopes", slopes(lambda h, H: 8 * h / H), EXACT),

@@ -80,14 +80,14 @@ MUTANTS = (
         call,
         "visible",
         partial(seen, wrong="coords"),
-        partial(test_attention.check_causality_compares_order, "reference"),
+        partial(test_attention.test_causality_compares_order_and_nothing_else, "reference"),
     ),
     Mutant(
         "causality compares indices",
         sdpa,
         "same_run",
         lambda query, key: len(query) == len(key),
-        partial(test_attention.check_causality_compares_order, "sdpa"),
+        partial(test_attention.test_causality_compares_order_and_nothing_else, "sdpa"),
     ),
     Mutant("a token does not see itself", call, "visible", partial(seen, wrong="itself"), oracles("nope")),
     Mutant(
@@ -132,14 +132,14 @@ MUTANTS = (
         compat,
         "without_autocast",
         lambda x: torch.autocast("cpu", torch.bfloat16),
-        partial(test_attention.check_bias_is_not_rounded_under_autocast, "sdpa"),
+        partial(test_attention.test_autocast_does_not_round_the_bias, "sdpa"),
     ),
     Mutant(
         "the kernel always goes through its operator",
         compat,
         "can_bypass_dispatch",
         lambda tensors: False,
-        partial(test_operators.check_directly_and_by_operator, "linear"),
+        partial(test_operators.test_the_kernel_gives_the_same_directly_and_by_its_operator, "linear"),
     ),
     Mutant(
         "short texts of a large batch go in blocks",

@@ -25,7 +25,7 @@ MUTANTS = (
         LeRoPE,
         "frequencies",
         before_the_scaling,
-        test_rotary_schemes.check_mistral_large_4,
+        test_rotary_schemes.test_mistral_large_4_turns_by_learned_frequencies_over_yarn,
     ),
 )
 

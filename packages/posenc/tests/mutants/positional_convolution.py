@@ -10,7 +10,9 @@ from tests.errors.wrong_calls import Row
 from tests.models import test_positional_convolution as tests
 from tests.mutants import Line
 
-PACKED, PADDED, TEXT, PERMUTED = (partial(tests.check, name, 4) for name in ("packed", "padded", "text", "permuted"))
+PACKED, PADDED, TEXT, PERMUTED = (
+    partial(tests.test_it_is_the_oracles, name, 4) for name in ("packed", "padded", "text", "permuted")
+)
 MUTANTS = tuple(
     Line(bug, PositionalConvolution, name, (this, that), check)
     for bug, name, this, that, check in (

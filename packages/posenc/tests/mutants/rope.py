@@ -59,7 +59,7 @@ def keeping_x(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, PairLayout], outpu
 COMPARED = oracles("rope")
 GRADIENT = partial(test_against_oracles.test_gradients_are_the_oracles, "rope")
 KEPT = partial(test_rope.test_what_is_kept_for_the_gradient_is_the_angles_and_x_where_they_are_learned, "half")
-PRECISE = partial(test_precision.check_rope_phases, "built", "half")
+PRECISE = partial(test_precision.test_rope_phases, "built", "half")
 ROUNDED_ONCE = partial(
     test_precision.test_rope_turns_any_query_to_its_own_precision, "built", "interleaved", torch.bfloat16
 )

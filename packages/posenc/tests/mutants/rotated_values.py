@@ -24,7 +24,13 @@ def not_at_all(self: RotatedValues, *arguments: Any) -> Rotation:
 COMPARED = oracles("rotated_values")
 MUTANTS = (
     Mutant("does not turn the output back", RotatedValues, "rotation", not_back, COMPARED),
-    Mutant("turns no values", RotatedValues, "rotation", not_at_all, test_rotary_schemes.check_deepseek_v4),
+    Mutant(
+        "turns no values",
+        RotatedValues,
+        "rotation",
+        not_at_all,
+        test_rotary_schemes.test_rotated_values_are_deepseek_v4s,
+    ),
 )
 
 GOOD = {"head_dim": 8, "rotary_dim": 4}

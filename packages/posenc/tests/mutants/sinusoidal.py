@@ -15,7 +15,7 @@ def single_precision(coords: Tensor, theta: Tensor) -> Tensor:
 
 
 COMPARED = oracles("sinusoidal")
-PRECISE = partial(test_precision.check_sinusoidal, "built", "interleaved")
+PRECISE = partial(test_precision.test_sinusoidal_vectors, "built", "interleaved")
 MUTANTS = (
     Mutant("computes phases in single precision", sinusoidal, "phases", single_precision, PRECISE),
     *lines(

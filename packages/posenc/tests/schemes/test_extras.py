@@ -89,7 +89,7 @@ def t5_bias(scheme: T5, distances: torch.Tensor) -> torch.Tensor:
     return posenc.logits(zeros[:, :, :1], zeros, encoding)[0, :, 0]
 
 
-def check_t5_facts() -> None:
+def test_t5_says_its_bias_by_distance_and_from_where_on_it_is_constant() -> None:
     for buckets, longest, both in T5_SIZES:
         scheme = T5(3, buckets, longest, bidirectional=both).double()
         distances = torch.arange(-2 * longest, 2 * longest + 1)
@@ -102,10 +102,6 @@ def check_t5_facts() -> None:
 
         past = max(n for n in range(1, 2 * longest) if expected[2 * longest - n] != expected[2 * longest - n + 1])
         assert (term.distance.tail, term.distance.past) == ("constant", past)
-
-
-def test_t5_says_its_bias_by_distance_and_from_where_on_it_is_constant() -> None:
-    check_t5_facts()
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

@@ -150,7 +150,10 @@ def test_a_copy_encodes_the_same_to_the_bit(names: str, way: str) -> None:
 # --- casting --------------------------------------------------------------------------------------------------------
 
 
-def check_cast(names: str, dtype: torch.dtype) -> None:
+@in_one_test((names, dtype) for names in NAMES for dtype in (torch.bfloat16, torch.float16))
+def test_a_cast_to_half_precision_and_back_rounds_what_is_learned_and_nothing_else(
+    names: str, dtype: torch.dtype
+) -> None:
     """Down to half precision and up again: what is learned is rounded once, and nothing else is touched."""
     expected = build(names)
     with torch.no_grad():
@@ -159,13 +162,6 @@ def check_cast(names: str, dtype: torch.dtype) -> None:
     assert_same_encoding(build(names).to(dtype).float(), expected)
     # Left in half precision it encodes the same: vectors leave the table in float32, and are added in it.
     assert_same_encoding(build(names).to(dtype), expected)
-
-
-@in_one_test((names, dtype) for names in NAMES for dtype in (torch.bfloat16, torch.float16))
-def test_a_cast_to_half_precision_and_back_rounds_what_is_learned_and_nothing_else(
-    names: str, dtype: torch.dtype
-) -> None:
-    check_cast(names, dtype)
 
 
 def learned(name: str) -> Scheme:
@@ -190,7 +186,8 @@ def attributes(scheme: nn.Module) -> dict[str, object]:
     return held
 
 
-def check_purity(names: str) -> None:
+@of_every_scheme
+def test_forward_changes_nothing_of_the_module(names: str) -> None:
     scheme = build(names)
     before = attributes(scheme)
     first = encode(scheme)
@@ -204,11 +201,7 @@ def check_purity(names: str) -> None:
 
 
 @of_every_scheme
-def test_forward_changes_nothing_of_the_module(names: str) -> None:
-    check_purity(names)
-
-
-def check_inference_then_training(names: str) -> None:
+def test_a_training_step_after_inference_mode(names: str) -> None:
     """Nothing made under inference_mode is left behind to meet autograd."""
     scheme = build(names)
     with torch.inference_mode():
@@ -223,8 +216,3 @@ def check_inference_then_training(names: str) -> None:
         assert leaf.grad is not None
         assert leaf.grad.isfinite().all()
         assert (leaf.grad != 0).any()
-
-
-@of_every_scheme
-def test_a_training_step_after_inference_mode(names: str) -> None:
-    check_inference_then_training(names)

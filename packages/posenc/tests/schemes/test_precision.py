@@ -41,7 +41,9 @@ def places() -> Positions:
     return Positions(torch.tensor([PLACES]))
 
 
-def check_sinusoidal(way: str, layout: str) -> None:
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
+@pytest.mark.parametrize("way", WAYS)
+def test_sinusoidal_vectors(way: str, layout: str) -> None:
     cast, context = WAYS[way]
     expected = torch.tensor([sinusoidal.table(PLACES, DIM, BASE, layout)], dtype=torch.float64)
     scheme = cast(Sinusoidal(DIM, BASE, layout))
@@ -52,19 +54,15 @@ def check_sinusoidal(way: str, layout: str) -> None:
         torch.testing.assert_close(table.double(), expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
-@pytest.mark.parametrize("way", WAYS)
-def test_sinusoidal_vectors(way: str, layout: str) -> None:
-    check_sinusoidal(way, layout)
-
-
 def unit_pairs(layout: str) -> Tensor:
     """A query of which every pair is (1, 0), so that turning it gives (cos, sin) itself and rounds nothing more."""
     pairs = torch.tensor([[1.0] * (DIM // 2), [0.0] * (DIM // 2)])
     return (pairs if layout == "half" else pairs.mT).reshape(1, 1, 1, DIM).repeat(1, 1, len(PLACES), 1)
 
 
-def check_rope_phases(way: str, layout: str) -> None:
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize("way", WAYS)
+def test_rope_phases(way: str, layout: str) -> None:
     cast, context = WAYS[way]
     x = unit_pairs(layout)
     expected = rope.rotate_all(x, [PLACES], BASE, layout)
@@ -75,12 +73,6 @@ def check_rope_phases(way: str, layout: str) -> None:
             for turned in encoding.rotate(x.to(dtype), x.to(dtype)):
                 assert turned.dtype == dtype
                 torch.testing.assert_close(turned.double(), expected, rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-@pytest.mark.parametrize("way", WAYS)
-def test_rope_phases(way: str, layout: str) -> None:
-    check_rope_phases(way, layout)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -107,7 +99,9 @@ def test_rope_turns_any_query_to_its_own_precision(way: str, layout: str, dtype:
     assert ((turned.double() - expected).abs() <= allowed).all()
 
 
-def check_alibi(way: str, num_heads: int) -> None:
+@pytest.mark.parametrize("num_heads", [8, 12, 5])
+@pytest.mark.parametrize("way", WAYS)
+def test_alibi_distances_are_exact(way: str, num_heads: int) -> None:
     """The bias of slope m at distance D is m D. Distances are exact, being integers below 2^24. The slopes of 8 heads
     are powers of two, so their bias is exact as well; for other head counts the slope and the product are rounded, by
     2^-24 of themselves each."""
@@ -131,12 +125,6 @@ def check_alibi(way: str, num_heads: int) -> None:
                 bias = posenc.logits(zeros.to(dtype), zeros.to(dtype), scheme(places()))
             assert bias.dtype == torch.float32
             torch.testing.assert_close(bias.double(), expected, rtol=0 if exact else 2 * 2.0**-24, atol=0)
-
-
-@pytest.mark.parametrize("num_heads", [8, 12, 5])
-@pytest.mark.parametrize("way", WAYS)
-def test_alibi_distances_are_exact(way: str, num_heads: int) -> None:
-    check_alibi(way, num_heads)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

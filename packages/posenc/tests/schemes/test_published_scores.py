@@ -105,10 +105,6 @@ def test_swin_v2_resized_has_the_same_bias_for_the_same_difference() -> None:
 
 
 def test_swin_v2s_scale_is_at_most_100() -> None:
-    check_steepest()
-
-
-def check_steepest() -> None:
     scheme = SwinV2((2, 2), 3, hidden=2).double()
     with torch.no_grad():
         scheme.tau.copy_(torch.tensor([0.0, 4.0, 9.0]))

@@ -62,7 +62,7 @@ def check_partial_is_not_proportional() -> None:
 # --- LeRoPE ---------------------------------------------------------------------------------------------------------
 
 
-def check_mistral_large_4() -> None:
+def test_mistral_large_4_turns_by_learned_frequencies_over_yarn() -> None:
     config = configuration("MistralLarge4TextConfig", qk_rope_head_dim=64)
     theirs = model("mistral_large4").MistralLarge4TextRotaryEmbedding(config)
     theirs.alpha.data.copy_(0.3 * drawn(32))
@@ -74,10 +74,6 @@ def check_mistral_large_4() -> None:
         scheme.alpha.copy_(theirs.alpha)
     for found, expected in zip(scheme(Positions(IDS)).cos_sin(), theirs(drawn(1), IDS), strict=True):
         torch.testing.assert_close(found, expected[..., :32], **FLOAT)
-
-
-def test_mistral_large_4_turns_by_learned_frequencies_over_yarn() -> None:
-    check_mistral_large_4()
 
 
 # --- MLA ------------------------------------------------------------------------------------------------------------
@@ -140,7 +136,7 @@ def test_mla_has_yarns_scale() -> None:
 # --- rotated values -------------------------------------------------------------------------------------------------
 
 
-def check_deepseek_v4() -> None:
+def test_rotated_values_are_deepseek_v4s() -> None:
     """Keys that are values, turned once, and compressed ones that stand at their block's start and are seen from its
     last token on."""
     deepseek = model("deepseek_v4")
@@ -173,10 +169,6 @@ def check_deepseek_v4() -> None:
     torch.testing.assert_close(out, expected, **SUMMED)
 
 
-def test_rotated_values_are_deepseek_v4s() -> None:
-    check_deepseek_v4()
-
-
 # --- PoPE -----------------------------------------------------------------------------------------------------------
 
 
@@ -203,10 +195,11 @@ def xpos_scores(scheme: XPos, q: Tensor, k: Tensor, places: Tensor) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def check_xpos_far(dtype: torch.dtype, scale_base: float = 512.0) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_xpos_holds_at_a_million(dtype: torch.dtype) -> None:
     """One call with queries from 0 to 2^20: what is near is exact, what is far is 0, and nothing is infinite. q and k
     are rounded once each, relative to themselves, and a score is a sum of 4 pairs of products below 32."""
-    scheme = XPos(8, scale_base=scale_base)
+    scheme = XPos(8)
     q, k = (drawn(1, 1, FAR.size(1), 8, seed=n).to(dtype).requires_grad_() for n in (1, 2))
     found = posenc.logits(q, k, scheme(Positions(FAR), dtype=torch.promote_types(dtype, torch.float32)))[0, 0]
     expected = xpos_scores(scheme, q, k, FAR)
@@ -221,11 +214,6 @@ def check_xpos_far(dtype: torch.dtype, scale_base: float = 512.0) -> None:
     out = posenc.attention(q, k, k, encoding, is_causal=True)
     for gradient in torch.autograd.grad(out.float().square().sum(), (q, k)):
         assert gradient.isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_xpos_holds_at_a_million(dtype: torch.dtype) -> None:
-    check_xpos_far(dtype)
 
 
 def test_padding_moves_no_origin() -> None:
