@@ -14,7 +14,7 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.backends.api import logits
 from posenc.huggingface import indexers
 from posenc.huggingface.questions import (
     BY_SLOT,
@@ -56,7 +57,9 @@ from posenc.schemes.inkling import Inkling
 from posenc.schemes.nope import NoPE
 from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
+from posenc.schemes.rope_3d import RoPE3D
 from posenc.schemes.t5 import T5
+from posenc.schemes.transformer_xl import TransformerXL
 
 FOUND = "found by asking transformers' code, as queries and keys reach attention"
 
@@ -159,12 +162,12 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         try:
             at = [each.places for each in answers]
             try:
-                scheme = _fit(call, plain[0], at[0], scalings, config, is_normalized)
+                scheme = _fit(call, plain[0], at[0], scalings, config, is_normalized, asked.axes)
             except ValueError:
                 if tuned is None:
                     raise
                 at = [torch.arange(WARM, WARM + places.size(-1)) for places in at]  # slots of a cache
-                scheme = _fit(call, plain[0], at[0], scalings, config, is_normalized)
+                scheme = _fit(call, plain[0], at[0], scalings, config, is_normalized, asked.axes)
             for one, other, places in zip(answers[1:], plain[1:], at[1:], strict=True):
                 _verify(scheme, one.calls[n], other, places)
             table_of = ""
@@ -211,12 +214,11 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         raise ValueError(f"the configuration has {by_slot[0]}, and no query grows with its position")
     if len({causal for *_, causal in layers.values()}) > 1:
         raise ValueError("some layers are causal and others are not")
-    of_grid, fitted = bool(asked.axes) and not asked.is_tower, "fitted to the grid, which is not read"
     notes = {
         f"those are the layers with attention, {ranges(sorted(layers))} of the model's {count}": (
             len(answer.calls) < count and set(range(count)) > set(layers)
         ),
-        f"coordinates are {' and '.join(AXES[-asked.axes :])} of patches": of_grid,
+        f"coordinates are {' and '.join(AXES[-asked.axes :])} of patches": asked.axes and not asked.is_tower,
         "transformers counts positions, and takes no position_ids": not asked.takes_ids and not asked.is_tower,
         f"its bias was seen up to distance {end - 1}": any(isinstance(x, Inkling) and x.extent >= end for x in parts),
         "its sinks are projected from hidden states": any("sinks" in call.options for call in answer.calls),
@@ -227,8 +229,6 @@ def _positions(keys: Keys, even: bool) -> ModelPositions:
         "transformers takes the long list for the whole batch as soon as one of its rows is long": (
             any(isinstance(getattr(part, "scaling", None), LongRoPE) for part in parts)
         ),
-        f"a learned table is added to patches, {fitted}: {next(iter(masks.tables), '')}": of_grid and masks.tables,
-        f"positions are added to patches too, {fitted}": of_grid and asked.added,
         "attention of the decoder to the encoder has no positions": masks.across,
     }
     which = [layers[n] for n in sorted(layers)]
@@ -264,7 +264,7 @@ def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tup
     for name, (weight, rows) in seen[0][1].buckets.items():
         biases = [(call.bias, *answer.buckets[name], answer.places) for call, answer in seen]
         made = [(bias, table[rows_of[at]].permute(2, 0, 1)) for bias, table, rows_of, at in biases]
-        if all(bias is not None and torch.equal(ours.double(), bias) for bias, ours in made):
+        if all(bias is not None and torch.allclose(ours.double(), bias, 1e-5, 1e-6) for bias, ours in made):
             return name, _buckets(weight, rows, config)
     scale = next((part for part in scheme.parts if isinstance(part, QueryScale)), None)
     heads = seen[0][0].query.size(1)
@@ -273,7 +273,35 @@ def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tup
             tuned: dict[str, Any] = {"clip": getattr(config, "rel_l2_clip_threshold", None)}
             tuned |= {} if scale is None else {"length": scale.length, "strength": scale.strength}
             return f"layer {seen[0][0].layer}", Inkling(heads, *weight.shape, **tuned)
-    raise ValueError("a bias is added to its scores, which is neither T5's nor Inkling's")
+    four = _with_four_terms(*seen[-1])
+    if four is not None:
+        return f"layer {seen[0][0].layer}", four
+    raise ValueError("a bias is added to its scores, which is none of T5, Inkling and Transformer-XL")
+
+
+def _with_four_terms(call: Call, answer: Answer) -> TransformerXL | None:
+    """`TransformerXL` with parameters of a layer, if scores are its; sines and cosines of distances are in turn there,
+    and one after the other in posenc."""
+    assert call.bias is not None
+    heads, width = call.query.shape[1::2]
+    of = {name: each.double() for name, each in call.module.named_parameters()}
+    projections = [x for name, x in of.items() if re.search("pos|rel", name) and x.shape[:1] == (heads * width,)]
+    vectors = [x for x in of.values() if x.shape == (heads, width)]
+    scale, places = call.options.get("scaling", width**-0.5), answer.places
+    key = call.key.repeat_interleave(heads // call.key.size(1), 1)
+    theirs = scale * (call.query @ key.mT)[0] + call.bias[..., places]
+    for W, (u, v) in itertools.product(projections, itertools.permutations(vectors, 2)):
+        if W.dim() == 2 and not W.size(1) % 2:
+            scheme = TransformerXL(heads, width, W.size(1), share_biases=False).double()
+            turns = W.unflatten(-1, (-1, 2)).mT.reshape(heads, width, -1)
+            scheme.projection.data, scheme.biases.content.data, scheme.biases.position.data = turns, u, v
+            query, encoding = call.query - u[:, None], scheme(Positions(places[None]), dtype=torch.float64)
+            size = ((query[0, :, :1] + v[:, None]) @ turns).norm(dim=-1, keepdim=True) * (W.size(1) / 2) ** 0.5
+            bound = scale * size * ((places[:, None] - places).abs() * 2**-22 + 2**-20)  # phases are of float32
+            if bool(((logits(query, key, encoding, scale=scale)[0] - theirs).abs() < bound).all()):
+                scheme.reset_parameters()
+                return scheme.float()
+    return None
 
 
 def _is_mixed(call: Call, answer: Answer, profiles: Tensor, scale: QueryScale | None, config: Any) -> bool:
@@ -297,7 +325,9 @@ def _buckets(weight: Tensor, rows: Tensor, config: Any) -> T5:
     """T5's buckets with the furthest distance that gives the rows that were looked up."""
     tokens = torch.arange(len(rows))
     far = tokens - tokens[:, None]
-    for is_both, furthest in itertools.product((False, True), {n: 0 for n in _values(config) if type(n) is int}):
+    for is_both, furthest in itertools.product(
+        (False, True), {n: 0 for n in (*_values(config), 128) if type(n) is int}
+    ):
         with suppress(ValueError):
             scheme, here = T5(weight.size(1), weight.size(0), furthest, is_both), ... if is_both else far <= 0
             if torch.equal(scheme._bucket(far)[here], rows[here]):
@@ -444,7 +474,13 @@ def _candidates(config: Any, length: int | None) -> list[tuple[float, Any]]:
 
 
 def _fit(
-    call: Call, plain: Call, places: Tensor, scalings: list[tuple[float, Any]], config: Any, is_normalized: bool
+    call: Call,
+    plain: Call,
+    places: Tensor,
+    scalings: list[tuple[float, Any]],
+    config: Any,
+    is_normalized: bool,
+    axes: int,
 ) -> Scheme:
     """The scheme of a layer."""
     if float((call.value - call.value[:, :, :1]).abs().max()) > 1e-9 * float(call.value.abs().max()):
@@ -452,6 +488,10 @@ def _fit(
     head_dim = call.query.size(-1)
     if call.key.size(-1) != head_dim:
         raise ValueError(f"queries have {head_dim} channels and keys {call.key.size(-1)}")
+    for base, make in itertools.product(dict.fromkeys(base for base, _ in scalings), APART.get(axes, ())):
+        with suppress(ValueError):
+            _verify(scheme := make(head_dim, base=base), call, plain, places)
+            return scheme
     scale, grows = _scale_of_queries(call, places, config)
     call, plain = (replace(each, query=each.query / grows[:, None]) for each in (call, plain))
     q, k = (_turning(x[0], places) for x in (call.query, call.key))
@@ -513,6 +553,12 @@ def _rope(call: Call, plain: Call, places: Tensor, turned: Turning, scalings: li
             return rope
     raise ValueError(f"queries turn {_said(turned)}, by {_numbers(theta)} a position, but not by p theta")
 
+
+APART: dict[int, tuple[Callable[..., Scheme], ...]] = {
+    2: (functools.partial(AxialRoPE, convention="gemma4"),),
+    3: (functools.partial(RoPE3D, form="vjepa2"),),
+}
+"""What turns patches in pairs of each axis's own channels, or in none, by the number of axes."""
 
 Turning = tuple[Any, int, int, Tensor]
 """The layout, the first channel, the number of channels, and the angle a position of each pair."""
@@ -618,7 +664,11 @@ def _scale_of_queries(call: Call, places: Tensor, config: Any) -> tuple[QuerySca
     if float((grows - 1).abs().max()) < 1e-6:
         return None, torch.ones_like(grows[0])
     if float((grows - grows[:1]).abs().max()) > 1e-6:
-        raise ValueError("queries change their length with position, each head in its way")
+        n = (places.double() + 1).log()
+        line = (n - n[0]) / (n[-1] - n[0]) * (grows[:, -1:] - 1) + 1
+        if float((line - grows).abs().max()) < 1e-5 * float(grows.abs().max()):
+            raise ValueError("queries grow with ln(p + 1), in each head by learned numbers that are not read")
+        raise ValueError("queries change their length with position in each head, so that they neither turn nor grow")
     numbers = [n for n in _values(config) if not isinstance(n, bool)]
     lengths = [None, *dict.fromkeys(int(n) for n in numbers if n >= 2 and float(n).is_integer())]
     strengths = [None, *dict.fromkeys(float(n) for n in numbers if 0 < n < 2)]

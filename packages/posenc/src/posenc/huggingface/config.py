@@ -90,7 +90,9 @@ def _text_of(whole: Any) -> str:
     """The key of the configuration of the text, or of what else a causal model is of."""
     from posenc.huggingface.questions import model_class
 
-    kind = getattr(model_class(whole), "config_class", None)
+    kind = None
+    with suppress(ImportError):  # of a library that its model needs
+        kind = getattr(model_class(whole), "config_class", None)
     parts = [name for name in getattr(whole, "sub_configs", {}) if type(getattr(whole, name, None)) is kind]
     return parts[0] if parts and getattr(whole, PARTS["text"], None) is None else PARTS["text"]
 

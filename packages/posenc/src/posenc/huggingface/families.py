@@ -12,8 +12,6 @@ from posenc.huggingface.reading import Keys, Layer, ModelPositions, check_sizes,
 from posenc.huggingface.variants import DividedALiBi
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.axial_rope import AxialRoPE
-from posenc.schemes.learned import Learned
-from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
 from posenc.schemes.swin_v2 import SwinV2
 
@@ -24,25 +22,12 @@ def head_dim_of(keys: Keys) -> int:
     return keys.whole("head_dim") if given else keys.whole("hidden_size") // keys.whole("num_attention_heads")
 
 
-def gptj(keys: Keys) -> ModelPositions:
-    # Base and layout are in the code, not in the configuration.
-    for name in ("rotary", "scale_attn_weights"):
-        keys.refuse(name, True, why="must be True, since transformers' model computes so and does not read it")
-    return summarize_model(keys, RoPE(head_dim_of(keys), 10_000.0, "interleaved", rotary_dim=keys.whole("rotary_dim")))
-
-
 def dinov3(keys: Keys) -> ModelPositions:
     augmented = {name: keys.get(f"pos_embed_{name}") for name in ("shift", "jitter", "rescale")}
     rope = AxialRoPE(head_dim_of(keys), "dinov3", keys.number("rope_theta"), **augmented)
     prefix = 1 + (keys.whole("num_register_tokens", 0) if keys.get("num_register_tokens") is not None else 0)
     remark = f"the first {prefix} tokens are not rotated: positions are scheme.grid(height, width, prefix={prefix})"
     return summarize_model(keys, rope, causal=False, remarks=(remark,))
-
-
-def megatron_bert(keys: Keys) -> ModelPositions:
-    rows, dim = keys.whole("max_position_embeddings"), keys.whole("hidden_size")
-    check_sizes(f"numbers of {keys.model_type}'s positions", rows * dim)
-    return summarize_model(keys, NoPE(), input=Learned(rows, dim), causal=bool(keys.get("is_decoder")))
 
 
 def bloom(keys: Keys) -> ModelPositions:
@@ -104,8 +89,6 @@ READERS: dict[str, Callable[[Keys], ModelPositions]] = {
     "bloom": bloom,
     "dinov3_vit": dinov3,
     "falcon": falcon,
-    "gptj": gptj,
-    "megatron-bert": megatron_bert,
     "mpt": mpt,
     "swinv2": swinv2,
 }

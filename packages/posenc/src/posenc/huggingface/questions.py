@@ -67,7 +67,16 @@ WARM = 8
 
 SILENT = frozenset(
     (
-        *("attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "dropout", "indices"),
+        *(
+            "attention_mask",
+            "cache_position",
+            "cu_seq_lens_k",
+            "cu_seq_lens_q",
+            "deterministic",
+            "dropout",
+            "grid_thw",
+            "indices",
+        ),
         *("is_causal", "layer_idx", "logits_to_keep", "max_length_k", "max_length_q", "output_attentions"),
         *("output_hidden_states", "past_key_values", "position_embeddings", "position_ids", "return_dict", "s_aux"),
         *("scaling", "sinks", "sliding_window", "softcap", "training", "use_cache"),
@@ -132,6 +141,10 @@ class Answer:
     """Tables that were looked up for every query and key, and the rows."""
     plain: list[Call] = field(default_factory=list)
     """The calls without the factor of cos and sin, once `Asked.with_plain` has asked for them."""
+
+
+class SeenError(ValueError):
+    """Says what was seen in a model's code that is not read."""
 
 
 class _Cheap(TorchFunctionMode):
@@ -210,10 +223,10 @@ class Asked(TorchFunctionMode):
 
     Linear layers give every token the same vector, and so do tables, unless tokens look up different rows."""
 
-    is_tower = even = plain = normalized = multiplied = rotates = False
+    is_tower = even = plain = normalized = multiplied = rotates = looks_up = False
     """Whether it takes pixels, sound or series; whether norms have no weights, since those behind a rotation would
     scale its channels; whether cos and sin are asked for without their factor, were seen, and have one; whether
-    sinusoids turn queries and keys, and are not added to tokens."""
+    sinusoids turn queries and keys, and are not added to tokens; whether tables give their rows, and not zeros."""
 
     def __init__(self, config: Any, stack: str | None = None, model: nn.Module | None = None) -> None:
         super().__init__()
@@ -239,7 +252,7 @@ class Asked(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.attending is not None and len(self.product) != 1 and getattr(func, "__name__", "") in WORK:
-            self.unseen[self.attending] = None
+            self.unseen.setdefault(self.attending, func.__name__)
         if func is nn.functional.embedding:
             names = dict(zip(("input", "weight"), args, strict=False)) | kwargs
             return self.looked_up(names["input"], names["weight"])
@@ -256,7 +269,7 @@ class Asked(TorchFunctionMode):
     def _prepare(self) -> None:
         if not any(asks(module) for module in self.model.modules()):
             names = [name for m in self.model.modules() if NAMED.search(name := type(m).__name__)]
-            does = "neither calls transformers' attention functions nor takes a softmax"
+            does = "neither calls transformers' attention functions nor takes a softmax of its own"
             raise ValueError(f"{names[-1]} {does}" if names else "it has no attention modules")
         self.is_own = any(map(is_own, self.model.modules()))
         for name, each in self.model.named_buffers():
@@ -326,13 +339,15 @@ class Asked(TorchFunctionMode):
         """The random vector of a linear layer, for every token."""
         name = self.names.get(id(weight), "a linear layer")
         tokens = x if x.dim() > 2 else x[None]
+        if self.inside and tokens.size(1) == 2 * self.tokens - 1 and not alike(x):  # of distances
+            return x @ weight.mT
         if tokens.size(1) == self.tokens and not bool((tokens == tokens[:, :1]).all()):
             off = float((tokens - tokens[:, :1]).abs().max())
             self.differing += [name] * (not off <= 1e-6 * (1e-3 + float(x.abs().max())))
         made = self._draw(name, weight.shape[:1])
         self.made.setdefault(f"{re.sub(NUMBER, '.N.', name)} {made.numel()}", made)
         made = made.to(x.dtype).expand(*x.shape[:-1], -1)
-        return made if self.is_tower else made.contiguous()
+        return made if self.is_tower and made.numel() > 2**22 else made.contiguous()
 
     def _draw(self, name: str, shape: torch.Size) -> Tensor:
         """Normal numbers, which layers of one kind share, so that they are fitted once."""
@@ -351,6 +366,8 @@ class Asked(TorchFunctionMode):
         rows = ids.reshape(-1).tolist()
         if name in self.fixed:
             return self.fixed[name][ids].to(dtype)
+        if len(set(rows)) > 1 and self.looks_up:
+            return weight[ids]
         if len(set(rows)) > 1:
             self.tables[name] = (weight, rows)
             return torch.zeros(*ids.shape, weight.size(1), dtype=dtype)
@@ -387,7 +404,7 @@ class Asked(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in ("conv1d", "conv2d") and self.inside and self.is_own:
             if args[1].shape[2:].numel() > 1:
-                raise ValueError("a convolution over tokens is in its attention")
+                raise SeenError("a convolution over tokens is in its attention")
             made: Tensor = func(*args, **kwargs)
             self.made[f"{name} {len(self.made)}"] = made.flatten(2)[0, :, 0]
             return made
@@ -397,14 +414,14 @@ class Asked(TorchFunctionMode):
         if name == "softmax":
             dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
             if len(self.product) == 1 or dim not in (-1, args[0].dim() - 1):  # another softmax, or not over keys
-                raise ValueError(f"{kind} {UNKNOWN}")
+                raise SeenError(f"{kind} {UNKNOWN}")
             if len(self.product) == 3:
                 return self._seen_by_softmax(args[0])
         elif not self.product:
             *summand, x, y = args
             shape = *x.shape[:-1], y.size(-1)
             if math.prod(shape) > 2**23:
-                raise ValueError(f"{kind} is asked of at most 2^23 scores, got {shape}")
+                raise SeenError(f"{kind} is asked of at most 2^23 scores, got {shape}")
             scores = 118 * self._uniform(shape[-2:]) - 59
             scores = (scores + scores.sign()).expand(shape)  # away from 0
             self.product = [x, y.mT, scores]
@@ -416,7 +433,7 @@ class Asked(TorchFunctionMode):
             query, key, mask, scale, bias, weights = self.product
             x, y = args[-2:]
             if x.numel() != weights.numel() or float((x.reshape(weights.shape) - weights).abs().max()) > 1e-6:
-                raise ValueError(f"{kind} changes its weights after the softmax")
+                raise SeenError(f"{kind} changes its weights after the softmax")
             tensors = [each if each is None or each.dim() == 4 else each[None] for each in (query, key, y, mask, bias)]
             self.unseen.pop(self.attending)
             listen: Any = AttentionInterface._global_mapping[NAME]  # as if it called transformers' functions
@@ -433,10 +450,17 @@ class Asked(TorchFunctionMode):
         came = x.double().reshape(scores.shape)
         is_seen = came > -5000.0  # some hide keys by -10,000
         if bool((is_seen != is_seen[..., :1, :, :]).any()):
-            raise ValueError("its heads see different keys")
+            raise SeenError("its heads see different keys")
         is_seen = self.sight if self.sight is not None and torch.equal(self.sight, is_seen) else is_seen
         self.sight = is_seen
-        scale = float((came / scores)[is_seen].median())  # of float32, in some models
+        # Biases by distance are the same along diagonals. Scores may be of float32.
+        steps, both = (
+            ((x[..., 1:, 1:], x[..., :-1, :-1]) for x in (came, scores)),
+            is_seen[..., 1:, 1:] & is_seen[..., :-1, :-1],
+        )
+        scale = float(
+            functools.reduce(torch.div, (a - b for a, b in steps))[both.expand_as(came[..., 1:, 1:])].median()
+        )
         scale = next((c for c in (1.0, query.size(-1) ** -0.5) if math.isclose(c, scale, rel_tol=1e-6)), scale)
         bias = (came - scale * scores) * is_seen
         weights = (1 + self._uniform(scores.shape[-2:])) * is_seen[..., :1, :, :]
@@ -459,6 +483,18 @@ class Asked(TorchFunctionMode):
             answer.calls = list({call.module: call for call in reversed(answer.calls)}.values())[::-1]
         counts = bool(self.sinusoids or self.added) and not self.axes
         return self(torch.arange(min(end, self.most)), by_ids=False) if counts else answer
+
+    def on_grid(self) -> tuple[Tensor | None, tuple[int, int]]:
+        """What is added to the patches of one image, if it is added at once, and their grid."""
+        coords = torch.cartesian_prod(*[torch.arange(GRID)] * 2).mT[:, None]
+        self.looks_up = True
+        try:
+            self(torch.cat((torch.zeros_like(coords[: self.axes - 2]), coords)))
+        except ValueError:
+            return None, (GRID, GRID)
+        finally:
+            self.looks_up = False
+        return self.added[0] if len(self.added) == 1 else None, (GRID, GRID)
 
     def rows_of(self, added: Tensor, starts: Iterable[int]) -> tuple[str, int, int] | None:
         """The table whose rows were added, the first of them, and how many it has."""
@@ -529,7 +565,7 @@ class Asked(TorchFunctionMode):
         self.differing: list[str] = []
         self.tables: dict[str, tuple[Tensor, list[int]]] = {}
         self.buckets: dict[str, tuple[Tensor, Tensor]] = {}
-        self.inside, self.left, self.unseen = 0, "", dict[nn.Module, None]()  # not recorded yet
+        self.inside, self.left, self.unseen = 0, "", dict[nn.Module, str]()  # not recorded yet
         self.added: list[Tensor] = []
         self.sinusoids: dict[str, tuple[Tensor, Tensor | None]] = {}
         self.made: dict[str, Tensor] = {}
@@ -543,9 +579,12 @@ class Asked(TorchFunctionMode):
             asked = {call.module for call in calls}  # after its last layer, if these are all
             count = getattr(self.config, "num_hidden_layers", None) or len(asking)
             if not (self.axes or self.is_tower) or len(asked) < (count if self.is_tower else len(asking)):
+                if isinstance(error, SeenError):
+                    raise
                 raise ValueError(f"its model could not be run: {_reason(error, self.config)}") from error
         if self.unseen:
-            raise ValueError(f"{type(next(iter(self.unseen))).__name__} {UNKNOWN}")
+            module, name = next(iter(self.unseen.items()))
+            raise ValueError(f"{type(module).__name__} {UNKNOWN}, by torch's {name}")
         # A token's states in other layers, to which the same query attends for each token, have no positions.
         calls = [
             c
@@ -553,7 +592,10 @@ class Asked(TorchFunctionMode):
             if c.tokens[1] == self.tokens or c.query.size(1) != self.tokens or bool((c.query != c.query[:, :1]).any())
         ]
         if not calls:
-            never = "none of the attention modules that it was built with was called"
+            others = [type(m).__name__ for m in self.model.modules() if asks(m) and m not in self.layers]
+            never = (
+                f"while it ran its model put {others[0]} in place of its attention" if others else "it does not attend"
+            )
             raise ValueError(f"{self.left} {UNKNOWN}" if self.left else never)
         if self.sinusoids and not self.rotates and not any(bool(call.query.any()) for call in calls):
             self.rotates = True
@@ -619,7 +661,7 @@ def _prune(module: nn.Module, is_tower: bool, in_layer: bool = False) -> None:
 
 def _is_rotary(module: nn.Module) -> bool:
     name = type(module).__name__.lower()
-    return re.search("rotary|rope|embedding|conv1d$|hyper|connection|residual", name) is not None
+    return re.search("rotary|rope|embedding|relative|conv1d$|hyper|connection|residual", name) is not None
 
 
 def model_class(config: Any, stack: str | None = None) -> Any:
@@ -671,6 +713,10 @@ def built(config: Any, stack: str | None = None, kind: Any = None) -> nn.Module:
         if stack is not None and "CausalLM" not in kind.__name__:
             model = getattr(model, f"get_{stack}")()
         return model.eval()
+    except ImportError as error:
+        needs = re.search(r"requires the (\w+) library|No module named '([^']+)'", str(error))
+        which = "another library" if needs is None else needs[1] or needs[2]
+        raise ValueError(f"its model needs {which}, which is not installed") from error
     except Exception as error:  # of any type: transformers computes with the configuration
         raise ValueError(f"its model could not be built: {_reason(error, config)}") from error
 
@@ -712,7 +758,9 @@ def _listening(calls: list[Call], keep: Callable[[Tensor], Tensor] = torch.Tenso
                 if bool((high.amax(-1) > low.amin(-1)).any()):  # the same number for all keys changes nothing
                     biases.append(attention_mask.masked_fill(~seen[1], 0))
                 attention_mask = seen[1]
-        rows = [keep(bias.expand(1, query.size(1), query.size(2), -1))[0].double() for bias in biases]
+        if any(bias.size(0) > 1 and bool((bias != bias[:1]).any()) for bias in biases):
+            raise SeenError("each window of patches has another mask or bias, as shifted windows do, which is not read")
+        rows = [keep(bias[:1].expand(-1, query.size(1), query.size(2), -1))[0].double() for bias in biases]
         bias = functools.reduce(lambda a, b: a + b, rows) if any(bool(each.any()) for each in rows) else None
         tokens = query.size(0), query.size(2), key.size(2)
         # An encoder's states have no positions, and are all kept.
@@ -723,7 +771,7 @@ def _listening(calls: list[Call], keep: Callable[[Tensor], Tensor] = torch.Tenso
     def mask(*args: Any, **options: Any) -> Tensor:
         sizes = [*args[1:3], *(options[name] for name in ("q_length", "kv_length") if name in options)]
         if math.prod(sizes) > 2**26:
-            raise ValueError(f"its masks must be of at most 2^26 pairs of tokens, got {' x '.join(map(str, sizes))}")
+            raise SeenError(f"its masks must be of at most 2^26 pairs of tokens, got {' x '.join(map(str, sizes))}")
         made = eager_mask(*args, **options | {"allow_is_bidirectional_skip": False})
         made.rule = options.get("mask_function", args[5] if len(args) > 5 else None)  # type: ignore[attr-defined]
         return made

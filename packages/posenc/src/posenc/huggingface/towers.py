@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.huggingface.questions import FRESH, PLACES, Answer, Asked, Call, alike, within
+from posenc.huggingface.questions import FRESH, PLACES, Answer, Asked, Call, SeenError, alike, within
 from posenc.huggingface.reading import AXES
 from posenc.huggingface.variants import CosineSinusoidal, OffsetSinusoidal, table_of
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
+from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
 from posenc.schemes.sinusoidal import Sinusoidal
 
@@ -58,7 +59,7 @@ class Tower(Asked):
         """What convolutions give, and tokens that are joined, or to which positions are added."""
         if func in CONVOLUTIONS:
             if self.inside:
-                raise ValueError("a convolution over tokens is in its attention")
+                raise SeenError("a convolution over tokens is in its attention")
             given = [x.to("meta") if isinstance(x, Tensor) else x for x in (*args, *kwargs.values())]
             out = func(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
             return args[0].new_zeros(()).expand(out.shape)
@@ -123,9 +124,7 @@ class Tower(Asked):
             side = math.isqrt(x.size(2))
             grid, before, rest = (1,) * (len(self.grid) - 2) + (side, side), 0, []
             if side**2 != x.size(2) or bool((x != x[:1]).any()):
-                raise ValueError(
-                    f"attention gets {x.size(2)} tokens of {self.count}, which are no windows that are alike"
-                )
+                raise SeenError(f"attention gets {x.size(2)} tokens of {self.count}, which are no windows that are alike")
         strides = [math.prod(grid[n + 1 :]) for n in range(len(grid))]
         seen = [before + sum(p * s for p, s in zip(at, strides, strict=True)) for at in self._looked_at()]
         return x[:1, :, seen + rest]
@@ -190,12 +189,14 @@ class Tower(Asked):
                 ours = scheme.table(Positions(each[None] if each.size(1) > 1 else each.mT), torch.float64)[0]
                 if float((ours - patches).abs().max()) < 1e-4:
                     return scheme, [order] * bool(order)
+        if (fitted := fitted_table(self.model, patches, self.grid)) is not None:
+            return fitted[0], [fitted[1]]
         for name, weight in self.model.named_parameters():
             if "pos" in name and weight.size(-1) == added.size(-1) and name not in self.fixed:
                 weight.zero_()
                 self._pass(False, self._kept)
                 if all(not bool(each.any()) for each in self.added):
-                    return None, [f"a learned table is added to patches, fitted to the grid, which is not read: {name}"]
+                    return None, [f"{UNREAD}: {name}"]
         raise ValueError("what is added to its tokens is no table and no sinusoids in an order that is known")
 
     def remarks(self) -> list[str]:
@@ -215,8 +216,11 @@ def input_of(asked: Asked, answer: Answer) -> tuple[Scheme | None, list[str]]:
     found += [(name, weight[rows].double(), None) for name, (weight, rows) in answer.tables.items()]
     found += [(name, *each) for name, each in asked.sinusoids.items()]
     found += [("its model", added, None) for added in asked.added]
-    if not found or (asked.axes and not asked.is_tower):
+    if not found:
         return None, remarks
+    if asked.axes and not asked.is_tower:
+        fitted = fitted_table(asked.model, *asked.on_grid())
+        return (None, [UNREAD]) if fitted is None else (fitted[0], [fitted[1]])
     if len(found) > 1:
         raise ValueError(f"positions are added to its tokens {len(found)} times")
     [(name, added, every)] = found
@@ -232,6 +236,34 @@ def input_of(asked: Asked, answer: Answer) -> tuple[Scheme | None, list[str]]:
     if name in answer.tables:
         raise ValueError(f"positions {answer.places[:4].tolist()} ... are rows {looked_up[:4]} ... of its table")
     return sinusoids_of(name, added, every, padding), remarks
+
+
+UNREAD = "a learned table is added to patches, fitted to the grid, which is not read"
+
+
+def fitted_table(model: nn.Module, added: Tensor | None, grid: tuple[int, ...]) -> tuple[Scheme, str] | None:
+    """The learned table of a square of patches that is resized or repeated for patches of another grid, in one line or
+    in blocks of 2 x 2, and what to say of it."""
+    for name, weight in model.named_parameters() if added is not None and len(grid) == 2 else ():
+        rows = weight.reshape(-1, weight.size(-1)).double()
+        side = math.isqrt(len(rows))
+        if "pos" not in name or added is None or rows.size(1) != added.size(1) or side < 2:
+            continue
+        table = rows[len(rows) - side**2 :].view(side, side, -1)
+        y, x = (torch.arange(n) % side for n in grid)
+        tries = {"repeated": table[y][:, x]}
+        for mode, corners, blur in itertools.product(("bilinear", "bicubic"), (False, True), (False, True)):
+            how = " with antialias" * blur + " with aligned corners" * corners
+            size: dict[str, Any] = {"size": grid, "mode": mode, "align_corners": corners, "antialias": blur}
+            resized = nn.functional.interpolate(table.permute(2, 0, 1)[None], **size)
+            tries[f"resized, {mode}{how}"] = resized[0].permute(1, 2, 0)
+        for how, ours in tries.items():
+            lines = [ours.flatten(0, 1)]
+            if not any(n % 2 for n in grid):
+                lines.append(ours.view(grid[0] // 2, 2, grid[1] // 2, 2, -1).transpose(1, 2).flatten(0, 3))
+            if any(torch.allclose(line, added, 1e-4, 1e-5 * float(added.abs().max())) for line in lines):
+                return Learned(*rows.shape), f"its table is of {side} x {side} patches, for other grids {how}: {name}"
+    return None
 
 
 LAYOUTS: tuple[Any, ...] = ("interleaved", "concatenated", "tensor2tensor")
@@ -277,6 +309,8 @@ def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tup
     if min(*image, *patch) < 1:
         raise ValueError(f"its images and patches must be of at least 1 pixel, got {image} and {patch}")
     grid = image[0] // patch[0], image[1] // patch[1]
+    if "spatial_shapes" in takes and min(grid) > 4:  # which has a table of this grid
+        grid = grid[0] - 3, grid[1] - 2
     count, flat = grid[0] * grid[1], channels * patch[0] * patch[1]
     tubelet = getattr(config, "tubelet_size", 1)
     steps = frames // (tubelet if isinstance(tubelet, int) else tubelet[0])
@@ -305,7 +339,11 @@ def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tup
         + [((1, channels, *image), grid), ((1, count, flat), grid), ((count, flat), grid)],
         "pixel_values_videos": [((1, frames, channels, *image), (steps, *grid))],
         "flattened_patches": [((1, count, flat + 2), grid)],
-        "input_features": [((1, mel, longest), ()), ((1, longest, mel), ()), ((mel, longest), ())],
+        "input_features": [
+            (shape, ())
+            for n in dict.fromkeys((longest, min(longest, 2000)))
+            for shape in ((1, n, mel), (1, mel, n), (mel, n))
+        ],
         "input_values": [((1, 64_080), ()), ((1, 1, 64_000), ()), ((1, getattr(config, "max_length", 0), mel), ())],
         "past_values": [((1, 64 * length), ())],
     }
