@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface
 from transformers.models.rembert import modeling_rembert as rembert
+from transformers.models.wav2vec2_conformer import modeling_wav2vec2_conformer as conformer
 
 from posenc import Chunk, Positions, RoPE, Sinusoidal
 from posenc.huggingface import scheme_from_config
@@ -89,6 +90,8 @@ OF_SAM = {"window_size": 3, "global_attn_indexes": [1], "pretrain_image_size": 1
 OF_SOUND = STACK | {"max_source_positions": 50, "max_target_positions": 20, "max_position_embeddings": 20}
 INKLING = HEADS | {"rel_extent": 20, "log_scaling_n_floor": 15, "sliding_window_size": 6, "swa_num_attention_heads": 2}
 INKLING |= {"swa_head_dim": 12, "swa_num_key_value_heads": 1, "local_layer_ids": [0, 1, 2]}
+CONFORMER = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3}
+CONFORMER |= {"intermediate_size": 24}
 PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
     (
         "marian",
@@ -112,7 +115,11 @@ PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
         "qwen3_vl_vision",
         None,
         PATCHES,
-        ["2 axes, whole text", "fitted to the grid, which is not read: pos_embed.weight"],
+        [
+            "2 axes, whole text",
+            "Learned(2304, 36)",
+            "48 x 48 patches, for other grids resized, bilinear with aligned corn",
+        ],
     ),
     (
         "qwen2_5_vl_vision",
@@ -154,10 +161,21 @@ PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
         "siglip2_vision_model",
         None,
         PIXELS | {"num_patches": 36},
-        ["fitted to the grid, which is not read: embeddings.pos"],
+        [
+            "Learned(36, 48)",
+            "of 3 x 4 patches",
+            "6 x 6 patches, for other grids resized, bilinear with antialias: embed",
+        ],
     ),
     ("sam3_vit_model", None, PIXELS | OF_SAM, ["6 column, 6 row", "windows of 3 x 3 patches", "layer 1: RoPE"]),
-    ("glm4v_vision", None, PATCHES, ["2 axes, whole text", "positions are added to patches too, fitted to the grid"]),
+    ("glm4v_vision", None, PATCHES, ["2 axes, whole text", "24 x 24 patches, for other grids resized, bicubic: embed"]),
+    ("gemma4_vision", None, PIXELS | SHARED | {"head_dim": 24}, ["AxialRoPE(24, convention='gemma4', base=100.0"]),
+    ("vjepa2", None, PIXELS | {"crop_size": 24, "frames_per_clip": 8}, ["base=10000.0, form='vjepa2'), whole text"]),
+    ("mpnet", None, SIZES, ["offset=2", "T5(3, num_buckets=32, max_distance=128, bidirectional=True), whole text\n"]),
+    *(
+        (name, None, CONFORMER, ["layers 0, 1: TransformerXL(3, 12, dim=36, base=10000.0, share_biases=False"])
+        for name in ("parakeet_encoder", "wav2vec2-conformer")
+    ),
     ("whisper", "encoder", OF_SOUND, ["encoder, 2 layers, 50", "Sinusoidal(36, base=10000.0, layout='tensor2tensor'"]),
     ("whisper", "decoder", OF_SOUND, ["decoder, 3 layers, 20", "Learned(20, 36)"]),
     (
@@ -304,17 +322,13 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         "of mamba could not be read from its model's code: it has no attention modules",
     ),
     ("rwkv", {}, "RwkvSelfAttention neither calls transformers' attention functions nor takes a softmax"),
-    ("mpnet", SIZES, "in layer 0 a bias is added to its scores, which is neither T5's nor Inkling's"),
+    ("layoutlmv3", {}, "in layer 0 a bias is added to its scores, which is none of T5, Inkling and Transformer-XL"),
+    ("swin", {}, "each window of patches has another mask or bias, as shifted windows do, which is not read"),
     ("longformer", {}, "LongformerSelfAttention multiplies queries and keys in no way that is known"),
     ("deberta", SIZES | {"relative_attention": True, "pos_att_type": ["c2p"]}, "in layer 0 a bias is added to its sco"),
     ("xlnet", {"n_layer": 2}, "XLNetRelativeAttention multiplies queries and keys in no way that is known"),
     ("nystromformer", SIZES, "a convolution over tokens is in its attention"),
-    ("big_bird", {}, "none of the attention modules that it was built with was called"),
-    (
-        "vjepa2",
-        PIXELS | {"crop_size": 24, "frames_per_clip": 8},
-        "queries change their length with position, each head",
-    ),
+    ("big_bird", {}, "while it ran its model put BigBirdSelfAttention in place of its attention"),
     ("yolos", PIXELS | {"image_size": [24, 24]}, "positions are added to its tokens 3 times"),
     ("canary_decoder", {}, "what its model adds to its input are no sinusoids in an order that is known"),
     (
@@ -436,6 +450,25 @@ def test_what_own_code_does_besides_is_seen(name: str, monkeypatch: pytest.Monke
         return
     with pytest.raises(ValueError, match=message):
         scheme_from_config(given)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x * 1.001, lambda x: x.mT, lambda x: x.roll(1, 1)],
+    ids=["more", "the other way", "another head"],
+)
+def test_a_bias_that_is_not_transformer_xls_is_seen(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = conformer._apply_relative_position_encoding
+
+    def wrong(*args: Any) -> Any:
+        query, bias = encode(*args)
+        return query, change(bias)
+
+    monkeypatch.setattr(conformer, "_apply_relative_position_encoding", wrong)
+    with pytest.raises(
+        ValueError, match="a bias is added to its scores, which is none of T5, Inkling and Transformer-XL"
+    ):
+        scheme_from_config({"model_type": "wav2vec2-conformer"} | CONFORMER)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6, 8, 11, 12, 20])

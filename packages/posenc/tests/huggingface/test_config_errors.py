@@ -174,8 +174,8 @@ REFUSED: list[tuple[Any, str]] = [
         )
         for family, key in FALSE
     ),
-    (of("gptj", rotary=False, rotary_dim=64), "gptj's rotary must be True, since transformers' model computes so"),
-    (of("gptj", scale_attn_weights=2), "gptj's scale_attn_weights must be True, since transformers'"),
+    (of("gptj", rotary=False, rotary_dim=64), "gptj has the key 'rotary' = False, which is about positions"),
+    (of("gptj", scale_attn_weights=2), "gptj has the key 'scale_attn_weights' = 2, which is about pos"),
     (few("cohere2", rotary_pct=0.5), "cohere2 has the key 'rotary_pct' = 0.5, which is about positions"),
     (few("gemma2", sliding_window_size=9), "gemma2 has the key 'sliding_window_size' = 9, which is about positions"),
     # parts, and models that are not read

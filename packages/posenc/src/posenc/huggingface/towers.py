@@ -124,7 +124,9 @@ class Tower(Asked):
             side = math.isqrt(x.size(2))
             grid, before, rest = (1,) * (len(self.grid) - 2) + (side, side), 0, []
             if side**2 != x.size(2) or bool((x != x[:1]).any()):
-                raise SeenError(f"attention gets {x.size(2)} tokens of {self.count}, which are no windows that are alike")
+                raise SeenError(
+                    f"attention gets {x.size(2)} tokens of {self.count}, which are no windows that are alike"
+                )
         strides = [math.prod(grid[n + 1 :]) for n in range(len(grid))]
         seen = [before + sum(p * s for p, s in zip(at, strides, strict=True)) for at in self._looked_at()]
         return x[:1, :, seen + rest]
