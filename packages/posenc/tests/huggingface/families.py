@@ -219,7 +219,9 @@ NAMED = {
     "AxialRoPE": "axial RoPE",
     "DividedALiBi": "ALiBi divided by √d, or RoPE",
     "SwinV2": "cosine scores and a network's bias",
+    "RoPE3D": "the map of V-JEPA 2",
     "T5": "buckets of distances",
+    "TransformerXL": "the terms of Transformer-XL",
 }
 
 

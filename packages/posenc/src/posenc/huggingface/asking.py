@@ -61,6 +61,7 @@ from posenc.schemes.rope_3d import RoPE3D
 from posenc.schemes.t5 import T5
 from posenc.schemes.transformer_xl import TransformerXL
 
+Scalings = list[tuple[float, Any]]  # with their bases
 FOUND = "found by asking transformers' code, as queries and keys reach attention"
 
 
@@ -273,8 +274,7 @@ def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tup
             tuned: dict[str, Any] = {"clip": getattr(config, "rel_l2_clip_threshold", None)}
             tuned |= {} if scale is None else {"length": scale.length, "strength": scale.strength}
             return f"layer {seen[0][0].layer}", Inkling(heads, *weight.shape, **tuned)
-    four = _with_four_terms(*seen[-1])
-    if four is not None:
+    if (four := _with_four_terms(*seen[-1])) is not None:
         return f"layer {seen[0][0].layer}", four
     raise ValueError("a bias is added to its scores, which is none of T5, Inkling and Transformer-XL")
 
@@ -325,9 +325,8 @@ def _buckets(weight: Tensor, rows: Tensor, config: Any) -> T5:
     """T5's buckets with the furthest distance that gives the rows that were looked up."""
     tokens = torch.arange(len(rows))
     far = tokens - tokens[:, None]
-    for is_both, furthest in itertools.product(
-        (False, True), {n: 0 for n in (*_values(config), 128) if type(n) is int}
-    ):
+    furthest_of = dict.fromkeys(n for n in (*_values(config), 128) if type(n) is int)
+    for is_both, furthest in itertools.product((False, True), furthest_of):
         with suppress(ValueError):
             scheme, here = T5(weight.size(1), weight.size(0), furthest, is_both), ... if is_both else far <= 0
             if torch.equal(scheme._bucket(far)[here], rows[here]):
@@ -444,9 +443,9 @@ def _window(mask: Any, config: Any, is_causal: bool) -> tuple[Window, bool]:
 # -- what turns -------------------------------------------------------------------------------------------------------
 
 
-def _candidates(config: Any, length: int | None) -> list[tuple[float, Any]]:
+def _candidates(config: Any, length: int | None) -> Scalings:
     """Bases and scalings that the configuration names, in any of its dictionaries, without repetitions."""
-    found: list[tuple[float, Any]] = []
+    found: Scalings = []
     named = [value for name, value in vars(config).items() if re.search("theta|base", name)]
     bases = [float(value) for value in named if isinstance(value, (int, float)) and not isinstance(value, bool)]
 
@@ -474,13 +473,7 @@ def _candidates(config: Any, length: int | None) -> list[tuple[float, Any]]:
 
 
 def _fit(
-    call: Call,
-    plain: Call,
-    places: Tensor,
-    scalings: list[tuple[float, Any]],
-    config: Any,
-    is_normalized: bool,
-    axes: int,
+    call: Call, plain: Call, places: Tensor, scalings: Scalings, config: Any, is_normalized: bool, axes: int
 ) -> Scheme:
     """The scheme of a layer."""
     if float((call.value - call.value[:, :, :1]).abs().max()) > 1e-9 * float(call.value.abs().max()):
@@ -529,7 +522,7 @@ def _by_weights(scheme: Scheme, plain: Call) -> Scheme:
     return functools.reduce(lambda a, b: a + b, parts)
 
 
-def _rope(call: Call, plain: Call, places: Tensor, turned: Turning, scalings: list[tuple[float, Any]]) -> RoPE:
+def _rope(call: Call, plain: Call, places: Tensor, turned: Turning, scalings: Scalings) -> RoPE:
     """The first of what the configuration names, and of what was measured, that does what the layer does."""
     layout, first, width, theta = turned
     head_dim, pairs, size = call.query.size(-1), width // 2, theta.abs()
@@ -616,7 +609,7 @@ def _by_axis(asked: Asked, places: Tensor) -> list[Answer]:
     return found if all(call.query.size(0) == 1 for each in found for call in each.calls) else []
 
 
-def _allocated(scheme: Scheme, calls: list[Call], places: Tensor, scalings: list[tuple[float, Any]]) -> Scheme:
+def _allocated(scheme: Scheme, calls: list[Call], places: Tensor, scalings: Scalings) -> Scheme:
     """The scheme of a layer with the axis of each pair."""
     if not isinstance(scheme, RoPE):
         return scheme

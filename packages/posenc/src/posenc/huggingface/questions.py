@@ -67,19 +67,10 @@ WARM = 8
 
 SILENT = frozenset(
     (
-        *(
-            "attention_mask",
-            "cache_position",
-            "cu_seq_lens_k",
-            "cu_seq_lens_q",
-            "deterministic",
-            "dropout",
-            "grid_thw",
-            "indices",
-        ),
+        *("attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "deterministic", "dropout", "indices"),
         *("is_causal", "layer_idx", "logits_to_keep", "max_length_k", "max_length_q", "output_attentions"),
         *("output_hidden_states", "past_key_values", "position_embeddings", "position_ids", "return_dict", "s_aux"),
-        *("scaling", "sinks", "sliding_window", "softcap", "training", "use_cache"),
+        *("scaling", "sinks", "sliding_window", "softcap", "training", "use_cache", "grid_thw"),
     )
 )
 """Options of an attention function that are read, or change no score."""
@@ -454,13 +445,8 @@ class Asked(TorchFunctionMode):
         is_seen = self.sight if self.sight is not None and torch.equal(self.sight, is_seen) else is_seen
         self.sight = is_seen
         # Biases by distance are the same along diagonals. Scores may be of float32.
-        steps, both = (
-            ((x[..., 1:, 1:], x[..., :-1, :-1]) for x in (came, scores)),
-            is_seen[..., 1:, 1:] & is_seen[..., :-1, :-1],
-        )
-        scale = float(
-            functools.reduce(torch.div, (a - b for a, b in steps))[both.expand_as(came[..., 1:, 1:])].median()
-        )
+        steps = [x[..., 1:, 1:] - x[..., :-1, :-1] for x in (came, scores)]
+        scale = float((steps[0] / steps[1])[is_seen[..., 1:, 1:] & is_seen[..., :-1, :-1]].median())
         scale = next((c for c in (1.0, query.size(-1) ** -0.5) if math.isclose(c, scale, rel_tol=1e-6)), scale)
         bias = (came - scale * scores) * is_seen
         weights = (1 + self._uniform(scores.shape[-2:])) * is_seen[..., :1, :, :]
@@ -594,7 +580,7 @@ class Asked(TorchFunctionMode):
         if not calls:
             others = [type(m).__name__ for m in self.model.modules() if asks(m) and m not in self.layers]
             never = (
-                f"while it ran its model put {others[0]} in place of its attention" if others else "it does not attend"
+                f"while it ran its model put {others[0]} in place of its attention" if others else "no attention ran"
             )
             raise ValueError(f"{self.left} {UNKNOWN}" if self.left else never)
         if self.sinusoids and not self.rotates and not any(bool(call.query.any()) for call in calls):

@@ -320,7 +320,7 @@ def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tup
     longest = 2 * pair("max_source_positions", default=600)[0]
     if max(count * max(steps, 1), longest) > 2 * TOKENS:
         raise ValueError(f"it must make at most {TOKENS} tokens, got {max(count * max(steps, 1), longest // 2)}")
-    length = pair("patch_length", default=32)[0]
+    length, lengths = pair("patch_length", default=32)[0], dict.fromkeys((longest, min(longest, 2000)))
     every = torch.ones(1, count, dtype=torch.bool)
     more = {
         "past_values_padding": torch.zeros(1, 64 * length, dtype=torch.long),
@@ -341,11 +341,7 @@ def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tup
         + [((1, channels, *image), grid), ((1, count, flat), grid), ((count, flat), grid)],
         "pixel_values_videos": [((1, frames, channels, *image), (steps, *grid))],
         "flattened_patches": [((1, count, flat + 2), grid)],
-        "input_features": [
-            (shape, ())
-            for n in dict.fromkeys((longest, min(longest, 2000)))
-            for shape in ((1, n, mel), (1, mel, n), (mel, n))
-        ],
+        "input_features": [(each, ()) for n in lengths for each in ((1, n, mel), (1, mel, n), (mel, n))],
         "input_values": [((1, 64_080), ()), ((1, 1, 64_000), ()), ((1, getattr(config, "max_length", 0), mel), ())],
         "past_values": [((1, 64 * length), ())],
     }
