@@ -142,7 +142,7 @@ def biases(config: Any, part: str | None) -> Figures:
             model.float()  # which it computes in, whatever its weights are
             note = functools.partial(lambda proj, norm, args: mixes.append((proj, args[0] * norm.scale)), module.proj)
             module.norm.register_forward_pre_hook(note)
-        if hasattr(module, "relative_attention_bias"):
+        if hasattr(module, "relative_attention_bias") and not hasattr(module, "prepare_input"):  # UDOP's of boxes
             tables.append(nn.init.normal_(module.relative_attention_bias.weight).data)
     calls, _ = run(model, IDS, torch.arange(IDS.size(1))[None])
     calls = [call for call in calls if call.bias is not None or tables]  # Inkling 2 attends to its layers too
