@@ -90,7 +90,7 @@ OF_SAM = {"window_size": 3, "global_attn_indexes": [1], "pretrain_image_size": 1
 OF_SOUND = STACK | {"max_source_positions": 50, "max_target_positions": 20, "max_position_embeddings": 20}
 INKLING = HEADS | {"rel_extent": 20, "log_scaling_n_floor": 15, "sliding_window_size": 6, "swa_num_attention_heads": 2}
 INKLING |= {"swa_head_dim": 12, "swa_num_key_value_heads": 1, "local_layer_ids": [0, 1, 2]}
-CONFORMER = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3}
+CONFORMER = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3}
 CONFORMER |= {"intermediate_size": 24}
 PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
     (
@@ -173,7 +173,7 @@ PARTS: list[tuple[str, str | None, dict[str, Any], list[str]]] = [
     ("vjepa2", None, PIXELS | {"crop_size": 24, "frames_per_clip": 8}, ["base=10000.0, form='vjepa2'), whole text"]),
     ("mpnet", None, SIZES, ["offset=2", "T5(3, num_buckets=32, max_distance=128, bidirectional=True), whole text\n"]),
     *(
-        (name, None, CONFORMER, ["layers 0, 1: TransformerXL(3, 12, dim=36, base=10000.0, share_biases=False"])
+        (name, None, CONFORMER, ["layers 0, 1: TransformerXL(3, 16, dim=48, base=10000.0, share_biases=False"])
         for name in ("parakeet_encoder", "wav2vec2-conformer")
     ),
     ("whisper", "encoder", OF_SOUND, ["encoder, 2 layers, 50", "Sinusoidal(36, base=10000.0, layout='tensor2tensor'"]),
