@@ -330,7 +330,9 @@ def test_indices_beyond_32_bits(scheme: posenc.Scheme, on: torch.device, monkeyp
     far.copy_(torch.randn(2, 1, 37, 16))
     apart = whole.as_strided((1, 1, 37, 16), (16, 16, 2**26, 1))
     apart.copy_(torch.randn(37, 16))
-    for x in (far, apart):
+    beside = whole.as_strided((2, 1, 37, 16), (16, 16, 2**20, 1))  # the tokens outermost
+    beside.copy_(torch.randn(2, 1, 37, 16))
+    for x in (far, apart, beside):
         near = x.contiguous()
         found, plain = (_with_gradient(x.detach().requires_grad_(), scheme.to(on)) for x in (x, near))
         for one, other in zip(found, plain, strict=True):

@@ -129,6 +129,15 @@ def of_row(rows, b, h):
     return rows.x + b * rows.batch + h * rows.head
 
 
+@triton.jit
+def stride_of(rows, known):
+    """The distance from row to row. If the compiler knows it, a thread has one address for several rows."""
+    if known is None:
+        return rows.row
+    else:
+        return known
+
+
 # -- ranges of keys ----------------------------------------------------------------------------------------------------
 
 
@@ -629,11 +638,12 @@ def forward(
 ):  # fmt: skip
     """Far pairs, and near ones too unless they have vectors: those `forward_near` adds."""
     b, h, i0, stop, first_tile, last_tile = block_of(work, M, M)
+    q_row, k_row, v_row = stride_of(q, W.Q_ROW), stride_of(k, W.K_ROW), stride_of(v, W.V_ROW)
     i = i0 + tl.arange(0, M)
     mine = i < stop
     row = b * heads.heads + h  # of (batch, heads)
     k_x, v_x = of_row(k, b, h // heads.groups), of_row(v, b, h // heads.groups)
-    q_i = rows(of_row(q, b, h), q.row, i0, mine, W.D, M, W.BLOCK_D)
+    q_i = rows(of_row(q, b, h), q_row, i0, mine, W.D, M, W.BLOCK_D)
     lines = Lines(
         of_head(terms.bias, h, bias_entries, 1), bias_entries,
         of_head(terms.vectors, h, vectors_entries, W.E), vectors_entries,
@@ -666,14 +676,14 @@ def forward(
         row_low = far_row(low, own, lines, M, False)
         for j0 in range(a, b_, N):
             acc, m_i, l_i, l_low, l_high = _see_far_keys(
-                acc, m_i, l_i, l_low, l_high, q_i, k_x, k.row, v_x, v.row, i0, j0, tile, heads.scale, row_low,
+                acc, m_i, l_i, l_low, l_high, q_i, k_x, k_row, v_x, v_row, i0, j0, tile, heads.scale, row_low,
                 key_clock, zero, lines, W, N, False,
             )  # fmt: skip
         if HAS_RIGHT:
             row_high = far_row(high, own, lines, M, True)
             for j0 in range(c, d, N):
                 acc, m_i, l_i, l_high, l_low = _see_far_keys(
-                    acc, m_i, l_i, l_high, l_low, q_i, k_x, k.row, v_x, v.row, i0, j0, tile, heads.scale, row_high,
+                    acc, m_i, l_i, l_high, l_low, q_i, k_x, k_row, v_x, v_row, i0, j0, tile, heads.scale, row_high,
                     key_clock, zero, lines, W, N, True,
                 )  # fmt: skip
         if (terms.vectors is None) and (terms.value_vectors is None):
@@ -681,8 +691,8 @@ def forward(
                 from_, to = part_of(first, a, b_, c, d, last, part)
                 for j0 in tl.range(from_, to, N, num_stages=NEAR_STAGES):
                     here = j0 + tl.arange(0, N) < to
-                    k_j = rows(k_x, k.row, j0, here, W.D, N, W.BLOCK_D)
-                    v_j = rows(v_x, v.row, j0, here, W.V, N, W.BLOCK_V)
+                    k_j = rows(k_x, k_row, j0, here, W.D, N, W.BLOCK_D)
+                    v_j = rows(v_x, v_row, j0, here, W.V, N, W.BLOCK_V)
                     s, _, _, _ = near_scores(
                         product(q_i, tl.trans(k_j), W.PRECISION) * (heads.scale * LOG2E), i0, j0, to, tile, None, own,
                         key_clock, zero, lines, M, N, W.FUNCTION, False,
@@ -849,12 +859,13 @@ def backward_queries(
     It also writes each row's products with the ends of the vectors (``met_ends``) and of the values (``out_ends``), and
     its sums over the pairs beyond either end of a table, (2, rows) with a stride of ``past``."""
     b, h, i0, stop, first_tile, last_tile = block_of(work, M, M)
+    q_row, k_row, v_row = stride_of(q, W.Q_ROW), stride_of(k, W.K_ROW), stride_of(v, W.V_ROW)
     i = i0 + tl.arange(0, M)
     mine = i < stop
     row = b * heads.heads + h
     at = row * queries + i
     k_x, v_x = of_row(k, b, h // heads.groups), of_row(v, b, h // heads.groups)
-    q_i = rows(of_row(q, b, h), q.row, i0, mine, W.D, M, W.BLOCK_D)
+    q_i = rows(of_row(q, b, h), q_row, i0, mine, W.D, M, W.BLOCK_D)
     do = rows(incoming.dout + row * queries * W.V, W.V, i0, mine, W.V, M, W.BLOCK_V)
     lse_i = lse_of(incoming.lse, at, mine)
     delta_i = tl.load(incoming.delta + at, mask=mine, other=0.0)
@@ -900,14 +911,14 @@ def backward_queries(
         row_low = far_row(low, own, lines, M, False)
         for j0 in range(a, b_, N):
             acc, s_low, n_low, p_low, c_low = _derive_far_keys(
-                acc, s_low, n_low, p_low, c_low, q_i, do, lse_i, delta_low, k_x, k.row, v_x, v.row, i0, j0, tile,
+                acc, s_low, n_low, p_low, c_low, q_i, do, lse_i, delta_low, k_x, k_row, v_x, v_row, i0, j0, tile,
                 heads.scale, row_low, key_clock, zero, lines, pasts, W, N, False,
             )  # fmt: skip
         if HAS_RIGHT:
             row_high = far_row(high, own, lines, M, True)
             for j0 in range(c, d, N):
                 acc, s_high, n_high, p_high, c_high = _derive_far_keys(
-                    acc, s_high, n_high, p_high, c_high, q_i, do, lse_i, delta_high, k_x, k.row, v_x, v.row, i0, j0,
+                    acc, s_high, n_high, p_high, c_high, q_i, do, lse_i, delta_high, k_x, k_row, v_x, v_row, i0, j0,
                     tile, heads.scale, row_high, key_clock, zero, lines, pasts, W, N, True,
                 )  # fmt: skip
         if (terms.vectors is None) and (terms.value_vectors is None):
@@ -915,8 +926,8 @@ def backward_queries(
                 from_, to = part_of(first, a, b_, c, d, last, part)
                 for j0 in tl.range(from_, to, N, num_stages=NEAR_STAGES):
                     here = j0 + tl.arange(0, N) < to
-                    k_j = rows(k_x, k.row, j0, here, W.D, N, W.BLOCK_D)
-                    v_j = rows(v_x, v.row, j0, here, W.V, N, W.BLOCK_V)
+                    k_j = rows(k_x, k_row, j0, here, W.D, N, W.BLOCK_D)
+                    v_j = rows(v_x, v_row, j0, here, W.V, N, W.BLOCK_V)
                     s, bare, factor_of, pair = near_scores(
                         product(q_i, tl.trans(k_j), W.PRECISION) * (heads.scale * LOG2E), i0, j0, to, tile, None, own,
                         key_clock, zero, lines, M, N, W.FUNCTION, False,
@@ -996,10 +1007,11 @@ def backward_keys(
     """A block of N keys of one key head, and all queries of its group that attend to them: far pairs, and near ones
     unless they have vectors."""
     b, of_keys, j0, stop, first_tile, last_tile = block_of(work, N, N)
+    q_row, k_row, v_row = stride_of(q, W.Q_ROW), stride_of(k, W.K_ROW), stride_of(v, W.V_ROW)
     j = j0 + tl.arange(0, N)
     mine = j < stop
-    k_j = rows(of_row(k, b, of_keys), k.row, j0, mine, W.D, N, W.BLOCK_D)
-    v_j = rows(of_row(v, b, of_keys), v.row, j0, mine, W.V, N, W.BLOCK_V)
+    k_j = rows(of_row(k, b, of_keys), k_row, j0, mine, W.D, N, W.BLOCK_D)
+    v_j = rows(of_row(v, b, of_keys), v_row, j0, mine, W.V, N, W.BLOCK_V)
     acc_k, acc_v = zeros(N, W.BLOCK_D), zeros(N, W.BLOCK_V)
     for g in range(heads.groups):
         h = of_keys * heads.groups + g
@@ -1023,14 +1035,14 @@ def backward_keys(
             first, a, b_, c, d, last = ranges(tile, j0, stop, lines, from_j, to_j, M, True)
             for i0 in range(c, d, M):
                 acc_k, acc_v, d_clock = _derive_far_queries(
-                    acc_k, acc_v, d_clock, of_row(q, b, h), q.row, k_j, v_j, incoming, row * queries, i0, j0, tile,
+                    acc_k, acc_v, d_clock, of_row(q, b, h), q_row, k_j, v_j, incoming, row * queries, i0, j0, tile,
                     heads.scale, clock, zero, of_query_clock, lines, met_ends, out_ends, past, terms.shift, h,
                     W, M, N, False,
                 )  # fmt: skip
             if HAS_RIGHT:
                 for i0 in range(a, b_, M):
                     acc_k, acc_v, d_clock = _derive_far_queries(
-                        acc_k, acc_v, d_clock, of_row(q, b, h), q.row, k_j, v_j, incoming, row * queries, i0, j0, tile,
+                        acc_k, acc_v, d_clock, of_row(q, b, h), q_row, k_j, v_j, incoming, row * queries, i0, j0, tile,
                         heads.scale, clock, zero, of_query_clock, lines, met_ends, out_ends, past, terms.shift, h,
                         W, M, N, True,
                     )  # fmt: skip
@@ -1041,7 +1053,7 @@ def backward_keys(
                     for i0 in tl.range(from_, to, M, num_stages=NEAR_STAGES):
                         i = i0 + tl.arange(0, M)
                         here = i < to
-                        q_i = rows(of_row(q, b, h), q.row, i0, here, W.D, M, W.BLOCK_D)
+                        q_i = rows(of_row(q, b, h), q_row, i0, here, W.D, M, W.BLOCK_D)
                         do = rows(incoming.dout + row * queries * W.V, W.V, i0, here, W.V, M, W.BLOCK_V)
                         lse_i = lse_of(incoming.lse, row * queries + i, here)
                         delta_i = tl.load(incoming.delta + row * queries + i, mask=here, other=0.0)

@@ -210,6 +210,8 @@ class Kernels:
         self.channels = widest if query.element_size() < 4 else WIDEST  # products of float32 take more registers
         self.entries = {f"{name}_entries": terms[name].size(1) if name in terms else 0 for name in TABLES}
         self.shared: Tensors = {"queries": self.queries, "keys": self.keys, "W": self.widths, "blocks": 0}
+        known = [x.stride(2) if x.stride(2) <= x.stride(0) else None for x in tensors]
+        self.known = dict(zip(("Q_ROW", "K_ROW", "V_ROW"), known, strict=True))
         self.shared["heads"] = Heads(self.heads, self.heads // self.kv_heads, scale)
         self.shared["past"] = self.batch * self.heads * self.queries
         self.lows = {name: form.lows[at] for name, at in zip(TABLES, LOWS, strict=True) if name in terms}
@@ -247,7 +249,7 @@ class Kernels:
             if is_near:
                 arguments["B"], options = sizes.square, squares_of(name, self.shapes, self.channels)
             else:
-                arguments["HAS_RIGHT"] = self._has_right(tasks)
+                arguments |= {"HAS_RIGHT": self._has_right(tasks), "W": self.widths._replace(**self.known)}
                 # Lookups in tables would be loaded ahead too, a number for each pair.
                 looks_up = self.entries["bias_entries"] > 1 or "factor" in self.shapes
                 arguments["NEAR_STAGES"] = 1 if looks_up or (side and self.channels <= 64) else sizes.stages
