@@ -1,4 +1,4 @@
-"""What the compiler makes of the kernels for CUDA: registers, spills and shared memory, without a GPU.
+"""What the compiler makes of the kernels for CUDA: registers, spills, instructions and shared memory, without a GPU.
 
     python -m tests.backends.ceilings [--write] [VARIANT ...]
 
@@ -8,6 +8,8 @@ variants again, and no kernel may exceed its own. --write stores what was found.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -27,6 +29,8 @@ import posenc
 from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.arguments import PRECISIONS
+from posenc.rotation import norms
+from posenc.rotation.phases import PairRotation
 from tests.user_schemes import clocked
 
 STORED = Path(__file__).parents[4] / "research" / "benchmarks" / "results" / "kernels.json"
@@ -41,6 +45,7 @@ class Variant(NamedTuple):
     width: int = 64
     capability: int = 90
     is_causal: bool = True
+    is_norm: bool = False  # the kernel that normalises and rotates queries and keys, in place of attention's
 
 
 HEADS = 16
@@ -49,7 +54,11 @@ VARIANTS = {
     "line": Variant(lambda d: ALiBi(HEADS)),
     "line, both directions": Variant(lambda d: ALiBi(HEADS, form="bidirectional"), is_causal=False),
     "line, 128": Variant(lambda d: ALiBi(HEADS), width=128),
+    "nothing added, 96": Variant(lambda d: NoPE(), width=96),
+    "nothing added, 128": Variant(lambda d: NoPE(), width=128),
+    "T5, 128": Variant(lambda d: T5(HEADS), width=128),
     "line, sm_100": Variant(lambda d: ALiBi(HEADS), capability=100),
+    "line, 128, sm_100": Variant(lambda d: ALiBi(HEADS), width=128, capability=100),
     "T5": Variant(lambda d: T5(HEADS)),
     "Shaw keys": Variant(lambda d: Shaw(d, 16, values=False)),
     "Shaw": Variant(lambda d: Shaw(d, 16)),
@@ -59,13 +68,16 @@ VARIANTS = {
     "Transformer-XL": Variant(lambda d: TransformerXL(HEADS, d)),
     "clock": Variant(lambda d: clocked(HEADS)),
     "factor": Variant(lambda d: DistanceAware(HEADS)),
+    "norm and rotation": Variant(lambda d: NoPE(), width=128, is_norm=True),
 }
-IN_MAKE_TRITON = ("line", "line, both directions", "Shaw", "clock")  # others are compiled in CI
+IN_MAKE_TRITON = ("line", "line, 128", "Shaw", "clock", "norm and rotation")  # others are compiled in CI
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What the compiler made of a kernel. ``spills`` counts loads and stores of registers that did not fit."""
+    """What the compiler made of a kernel. ``spills`` counts loads and stores of registers that did not fit; ``tile``
+    the instructions of a warp for a block of pairs, far ones if the kernel has these, of which ``tile_spills`` are such
+    loads and stores; None if they were not counted."""
 
     sizes: str
     warps: int
@@ -73,11 +85,14 @@ class Figures:
     registers: int
     spills: int
     shared: int
+    tile: int | None = None
+    tile_spills: int | None = None
 
     def exceeds(self, ceiling: Figures, same_compiler: bool) -> list[str]:
         """What is more than the ceiling; by another compiler, only what keeps a kernel from running well."""
-        names = ["spills", "shared", *(["registers"] if same_compiler else [])]
-        return [name for name in names if getattr(self, name) > getattr(ceiling, name)]
+        names = ["spills", "shared", *(["registers", "tile", "tile_spills"] if same_compiler else [])]
+        highest = {name: getattr(ceiling, name) for name in names}
+        return [name for name, most in highest.items() if most is not None and getattr(self, name) > most]
 
 
 class Recorder:
@@ -87,7 +102,12 @@ class Recorder:
         self.calls, self.name = calls, name
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        return lambda **given: self.calls.update({self.name: given})
+        def keep(*arguments: Any, **given: Any) -> None:
+            given |= dict(zip(kernel_of(self.name).arg_names, arguments, strict=False))
+            of = "gradients" if given.get("gradient_q") is not None else ""
+            self.calls[f"{self.name} {of}".strip()] = given
+
+        return keep
 
 
 def calls_of(
@@ -108,6 +128,17 @@ def calls_of(
     return calls
 
 
+def norm_calls(q: Tensor, k: Tensor, patch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """The same of the kernel for queries and keys after a norm of each head."""
+    calls: dict[str, dict[str, Any]] = {}
+    patch.setattr(importlib.import_module("posenc.rotation.kernel"), "norm_rotate", Recorder(calls, "norm_rotate"))
+    angles = torch.ones(1, 1, q.size(2), q.size(3) // 2)
+    weight, turn = torch.ones_like(q[0, 0, 0], requires_grad=True), PairRotation(angles, angles, "half", q.size(3))
+    out, _ = norms.norm_rotate((norms.Side(q, weight, turn), norms.Side(k, weight, turn)), 1e-6)
+    out.sum().backward()
+    return calls
+
+
 NAMES = {
     torch.float32: "fp32",
     torch.float64: "fp64",
@@ -124,7 +155,7 @@ def compiled(name: str, given: dict[str, Any], capability: int) -> Any:
     from triton.backends.compiler import GPUTarget  # not before: it is not everywhere
     from triton.compiler import ASTSource, compile
 
-    kernel = _KERNEL(name)
+    kernel = kernel_of(name)
     signature, constants, divisible = {}, {}, {}
 
     def put(x: Any, place: tuple[int, ...], is_specialized: bool) -> Any:
@@ -154,6 +185,34 @@ def compiled(name: str, given: dict[str, Any], capability: int) -> Any:
 
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
 _KERNEL = operator.kernel_of
+_NORM = importlib.import_module("posenc.rotation.kernel").norm_rotate if importlib.util.find_spec("triton") else None
+
+
+def kernel_of(name: str) -> Any:
+    """A kernel by the first word of its name."""
+    return _NORM if name.startswith("norm_rotate") else _KERNEL(name.split()[0])
+
+
+PRODUCTS = re.compile(r"(?:HGMMA|HMMA|UTC\w*MMA)\b")
+SPILLS = re.compile(r"\b(?:STL|LDL)\b")
+
+
+def tile_of(listing: str) -> list[str]:
+    """The instructions of the first loop with matrix products that has no loop with such within; none without."""
+    lines: list[str] = []
+    places: dict[str, int] = {}
+    loops: list[tuple[int, int]] = []
+    for label, line in re.findall(r"^(?:\s*(\.L_x_\d+):|\s*/\*[0-9a-f]{4,}\*/\s+(.*?);)", listing, re.MULTILINE):
+        if label:
+            places[label] = len(lines)
+            continue
+        lines.append(line)
+        to = re.search(r"\bBRA\b.*`\((\.L_x_\d+)\)", line)
+        if to and to[1] in places:
+            loops.append((places[to[1]], len(lines)))
+    loops = [(a, b) for a, b in loops if any(map(PRODUCTS.search, lines[a:b]))]
+    inner = [(a, b) for a, b in loops if not any(a <= c and d <= b and (a, b) != (c, d) for c, d in loops)]
+    return lines[slice(*min(inner))] if inner else []
 
 
 def _kind(x: float) -> str:
@@ -174,13 +233,16 @@ def figures_of(made: Any, given: dict[str, Any]) -> Figures:
         )
     registers = re.search(r"REG:(\d+)", used)
     assert registers is not None
+    tile = tile_of(listing)
     return Figures(
         "x".join(str(given[size]) for size in ("M", "N", "B") if given.get(size)),
         made.metadata.num_warps,
         made.metadata.num_stages,
         int(registers[1]),
-        len(re.findall(r"\b(?:STL|LDL)\b", listing)),
+        len(SPILLS.findall(listing)),
         made.metadata.shared,
+        len(tile),
+        sum(bool(SPILLS.search(line)) for line in tile),
     )
 
 
@@ -189,7 +251,8 @@ def measured(variant: Variant) -> dict[str, Figures]:
     q, k = (torch.randn(1, HEADS, TOKENS, variant.width, dtype=variant.dtype, requires_grad=True) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("TRITON_CACHE_DIR", folder)
-        calls = calls_of(variant.make(variant.width), q, k, patch, variant.is_causal)
+        scheme = variant.make(variant.width)
+        calls = norm_calls(q, k, patch) if variant.is_norm else calls_of(scheme, q, k, patch, variant.is_causal)
         # The bounds of what can be skipped take no time beside the others.
         given = {name: x for name, x in calls.items() if not name.startswith("bounds")}
         return {name: figures_of(compiled(name, x, variant.capability), x) for name, x in given.items()}
@@ -202,7 +265,7 @@ def stored() -> tuple[str, dict[str, dict[str, Figures]]]:
     return told["triton"], of
 
 
-HEAD = "| call | kernel | blocks | warps, stages | registers | spills | shared memory |"
+HEAD = "| call | kernel | blocks | warps, stages | registers | spills | shared memory | instructions per tile, spills |"
 
 
 def main(*asked: str) -> None:
@@ -215,7 +278,8 @@ def main(*asked: str) -> None:
     for name in names:
         kept[name] = measured(VARIANTS[name])
         for kernel, x in kept[name].items():
-            cells = (name, f"`{kernel}`", x.sizes, f"{x.warps}, {x.stages}", x.registers, x.spills, x.shared)
+            pair = f"{x.tile}, {x.tile_spills}"
+            cells = (name, f"`{kernel}`", x.sizes, f"{x.warps}, {x.stages}", x.registers, x.spills, x.shared, pair)
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
         if "--write" in asked:
             text = {
