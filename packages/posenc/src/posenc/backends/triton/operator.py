@@ -252,6 +252,8 @@ class Kernels:
                 arguments |= {"HAS_RIGHT": self._has_right(tasks), "W": self.widths._replace(**self.known)}
                 # Lookups in tables would be loaded ahead too, a number for each pair.
                 looks_up = self.entries["bias_entries"] > 1 or "factor" in self.shapes
+                # But the far loop of wide heads takes three times the instructions beside a near loop that is not.
+                looks_up = looks_up and (name != "forward" or not 64 < self.channels <= 128)
                 arguments["NEAR_STAGES"] = 1 if looks_up or (side and self.channels <= 64) else sizes.stages
                 if sizes.registers and not side:
                     options["maxnreg"] = sizes.registers
