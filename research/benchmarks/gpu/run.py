@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 ROOT = Path(__file__).parents[3]
 NEEDED = ("torch", "triton", "jaxtyping")
-BACKENDS = ("triton", "flex", "sdpa")
+BACKENDS = ("triton", "flex", "flex_flash", "sdpa")
 PHASES = ("forward", "training", "decoding")
 QUICK = ("nope", "rope", "alibi", "t5", "shaw", "fire", "transformer_xl")
 ROTATIONS = ("rotation", "norm and rotation")  # of queries and keys, without attention
@@ -68,7 +68,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--lengths", nargs="+", type=int, metavar="N", help="tokens, powers of two (default: 4096 16384)"
     )
     parser.add_argument("--widths", nargs="+", type=int, metavar="N", help="channels of a head (default: 64 128)")
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS, help="default: all three")
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, default=BACKENDS, help="default: all")
     parser.add_argument("--rounds", type=int, help="turns of each case (default: 5; with --quick 3)")
     parser.add_argument("--minutes", type=float, help="after so many no further case is begun (default: no bound)")
     parser.add_argument(
@@ -92,7 +92,7 @@ def main(words: Sequence[str] | None = None) -> int:
     names = arguments.schemes or ((*DRY_SCHEMES, *ROTATIONS) if dry else (*QUICK, *ROTATIONS) if quick else None)
     lengths = arguments.lengths or ([DRY_LENGTH] if dry else [4096] if quick else [4096, 16384])
     widths = arguments.widths or ([DRY_WIDTH] if dry else [64, 128])
-    backends = [name for name in arguments.backends if not (name == "flex" and (quick or dry))]
+    backends = [name for name in arguments.backends if not (name.startswith("flex") and (quick or dry))]
     rounds = arguments.rounds or (1 if dry else 3 if quick else 5)
     try:
         planned = list(plan(names, widths, lengths))
@@ -341,19 +341,6 @@ def attentions_of(
             mask = posenc.logits(*zeros, encoding, is_causal=True).to(torch.bfloat16)
         return inputs.work(lambda: plain(mask))
 
-    def flex_by_flash() -> Call:
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        slopes = 2.0 ** (-8 * torch.arange(1, heads + 1, device=device) / heads)
-        seen = create_block_mask(lambda b, h, i, j: i >= j, None, None, case.length, case.length, device=device)
-        compiled = torch.compile(flex_attention)
-
-        def falls(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
-            return score - slopes[h] * (i - j)
-
-        how = {"block_mask": seen, "kernel_options": {"BACKEND": "FLASH"}}
-        return inputs.work(lambda: compiled(inputs.query, inputs.key, inputs.value, falls, **how))
-
     makes: dict[str, Callable[[], Call]] = {PLAIN: lambda: inputs.work(plain)}
     if case.what == "nope" and not dry:
         for engine_name in ("FLASH_ATTENTION", "CUDNN_ATTENTION", "EFFICIENT_ATTENTION"):
@@ -364,8 +351,6 @@ def attentions_of(
     makes |= {name: partial(posenc_by, name) for name in backends}
     if case.what in MASKED:
         makes["mask made before"] = masked
-    if case.what == "alibi" and "flex" in backends and not decodes:
-        makes["flex by FlashAttention"] = flex_by_flash
     return makes
 
 

@@ -2,11 +2,12 @@
 
 import ctypes
 import functools
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -89,6 +90,21 @@ def multiplies_in_tf32() -> bool:
     """Whether float32 matrix products on CUDA may round factors to TF32. After ``fp32_precision`` was set, reading the
     older setting raises."""
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+def missing_flash(device: torch.device) -> str | None:
+    """Why FlexAttention cannot run FlashAttention's kernels on a GPU; None if it can."""
+    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    if "FLASH" not in get_args(getattr(flex, "_Backend", None)):
+        return "FlexAttention of this torch cannot run FlashAttention's kernels"
+    with suppress(ImportError):
+        if importlib.util.find_spec("flash_attn.cute") is not None:
+            is_known = torch.cuda.get_device_capability(device)[0] in (9, 10)
+            return None if is_known else "FlashAttention's kernels for FlexAttention need a Hopper or Blackwell GPU"
+    return "FlashAttention 4 (flash_attn.cute) is not installed"
+
+
+missing_flash._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def assert_later(condition: Tensor, message: str) -> None:

@@ -46,8 +46,8 @@ from tests import user_schemes
 
 HEADS, KV_HEADS = 6, 2
 NAMES = tuple(backend.name for backend in BACKENDS)
-FAST = tuple(name for name in NAMES if name not in ("reference", "flex", "triton"))
-"""The backends that are compared with the reference in double precision. Two have none: see their own tests."""
+FAST = tuple(name for name in NAMES if name not in ("reference", "flex", "flex_flash", "triton"))
+"""The backends that are compared with the reference in double precision. The others have none: see their own tests."""
 LINEAR = ("native", "chunked")
 """The backends that claim memory linear in the tokens."""
 
@@ -217,10 +217,11 @@ def kind_of(term: ScoreTerm | Value) -> str:
 
 
 EVERY = "sdpa native triton flex"
+FIXED = f"{EVERY} flex_flash"  # without gradients
 TAKEN: dict[str, str] = {
-    "a bias": EVERY,
-    "a bias that hides keys": "sdpa native flex",
-    "a bias of several coordinates": "sdpa native flex",
+    "a bias": FIXED,
+    "a bias that hides keys": "sdpa native flex flex_flash",
+    "a bias of several coordinates": "sdpa native flex flex_flash",
     "vectors that queries meet": EVERY,
     "vectors that queries meet of several coordinates": "sdpa native flex",
     "vectors that queries meet by segment": "sdpa flex",
@@ -228,9 +229,9 @@ TAKEN: dict[str, str] = {
     "a vector added to one side": EVERY,
     "a clock": EVERY,
     "a clock of each channel": "sdpa",
-    "ReLU times a number": "native triton flex",
-    "a soft cap": "native flex",
-    "a function": "flex",
+    "ReLU times a number": "native triton flex flex_flash",
+    "a soft cap": "native flex flex_flash",
+    "a function": "flex flex_flash",
     "a broken line of both coordinates": "sdpa native",
     "a term of both coordinates": "sdpa",
     "a function of whole rows": "",

@@ -182,9 +182,10 @@ def test_lengths_layers_and_positions_share_a_compilation(monkeypatch: pytest.Mo
 # --- the table of blocks --------------------------------------------------------------------------------------------
 
 
-def blocks_of(call: Call) -> tuple[Tensor, Tensor]:
+def blocks_of(call: Call, height: int = 1) -> tuple[Tensor, Tensor]:
     """Which blocks (rows, query blocks, key blocks) are looked at pair by pair, and which are taken as they are."""
-    mask = _block_mask(call, call.query.size(2), call.key.size(2))
+    mask = _block_mask(call, call.query.size(2), call.key.size(2), height)
+    assert list(mask.BLOCK_SIZE) == [height * 128, 128]
     assert mask.full_kv_num_blocks is not None
     assert mask.full_kv_indices is not None
     tables = []
@@ -198,8 +199,9 @@ def blocks_of(call: Call) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("height", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_blocks_hold_what_is_visible(seed: int, is_causal: bool) -> None:
+def test_blocks_hold_what_is_visible(seed: int, height: int, is_causal: bool) -> None:
     """Of skipped blocks no pair may be visible, of whole ones every pair; the last blocks are shorter."""
     torch.manual_seed(seed)
     lengths = (413, 300)
@@ -211,13 +213,12 @@ def test_blocks_hold_what_is_visible(seed: int, is_causal: bool) -> None:
             document = document.roll(31, 1)
         positions.append(Positions(torch.zeros(2, n, dtype=torch.int64), order=order, document=document))
     call = called(*qkv(*lengths), None, (positions[0], positions[1]), is_causal=is_causal)
-    partial_blocks, whole = blocks_of(call)
+    partial_blocks, whole = blocks_of(call, height)
     seen = visible(*positions, Visibility(is_causal))
     assert seen is not None
     for row in range(2):
-        for block in range(4):
-            for of_keys in range(3):
-                pairs = seen[row, 128 * block : 128 * (block + 1), 128 * of_keys : 128 * (of_keys + 1)]
+        for block, high in enumerate(seen[row].split(128 * height)):
+            for of_keys, pairs in enumerate(high.split(128, 1)):
                 if whole[row, block, of_keys]:
                     assert pairs.all()
                 elif not partial_blocks[row, block, of_keys]:

@@ -75,6 +75,7 @@ class Device:
     stream: int = 1
     is_capturing: bool = False
     masks: list[Any] = field(default_factory=list)
+    by_flash: list[bool] = field(default_factory=list)
     mode: OnDevice = field(default_factory=OnDevice)
 
 
@@ -83,8 +84,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """A GPU, as far as the host can tell."""
     made = Device()
 
-    def attend(how: tuple[Any, ...], reads_pairs: bool) -> Any:
+    def attend(how: tuple[Any, ...], reads_pairs: bool, by_flash: bool) -> Any:
         made.masks.append(how[4])
+        made.by_flash.append(by_flash)
         return emptied(how[0], how[2])
 
     monkeypatch.setattr(flex, "attend", attend)
@@ -317,3 +319,56 @@ def test_a_deterministic_gradient_of_a_table_is_not_of_flex(
     assert "flex" not in posenc.explain(*layer, fixed, is_causal=True).refusals
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert "flex" not in posenc.explain(*layer, encoding, is_causal=True).refusals
+
+
+WIDE = "support at most 128 channels, a multiple of 8, as in values, got"
+NO_FLASH: dict[str, tuple[Callable[[], Scheme], bool, dict[str, Any], str]] = {
+    "float32": (lambda: ALiBi(HEADS), False, {"dtype": torch.float32}, "support only bfloat16 and float16"),
+    "20 channels": (posenc.NoPE, False, {"width": 20}, WIDE),
+    "144 channels": (posenc.NoPE, False, {"width": 144}, WIDE),
+    "other values": (posenc.NoPE, False, {"value": 24}, WIDE),
+    "a learned table": (lambda: T5(HEADS), True, {}, flex.FIXED),
+    "vectors": (lambda: Shaw(HEAD_DIM, 8, values=False), False, {}, flex.FIXED),
+    "a mask": (posenc.NoPE, False, {"attn_mask": torch.ones(TOKENS, TOKENS).bool()}, "support neither attn_mask nor"),
+    "the log-sum-exp": (posenc.NoPE, False, {"return_lse": True}, "support neither attn_mask nor return_lse"),
+    "a line": (lambda: ALiBi(HEADS), True, {}, ""),
+    "a fixed table": (lambda: T5(HEADS), False, {}, ""),
+}
+
+
+@pytest.mark.parametrize("case", NO_FLASH)
+@pytest.mark.parametrize("major", [9, 10])
+def test_flashattention_runs_fixed_biases_in_flexattention(
+    major: int, case: str, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With blocks as high as what it computes at once; where it is not installed it says so."""
+    make, is_training, given, said = NO_FLASH[case]
+    how = dict(given)
+    q = torch.zeros(1, HEADS, TOKENS, how.pop("width", HEAD_DIM), dtype=how.pop("dtype", torch.bfloat16))
+    q.requires_grad_(is_training)
+    value = torch.zeros(1, HEADS, TOKENS, how.pop("value", q.size(-1)), dtype=q.dtype)
+    call = q, q, value, make().requires_grad_(is_training)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    with torch.set_grad_enabled(is_training):
+        missing = f"FlashAttention's kernels {said}" if said else "FlashAttention 4 (flash_attn.cute) is not installed"
+        assert posenc.explain(*call, is_causal=True, **how).refusals["flex_flash"].startswith(missing)
+        with pytest.raises(ValueError, match="FlashAttention"):
+            posenc.attention(*call, is_causal=True, backend="flex_flash", **how)
+        monkeypatch.setattr("posenc.compat.missing_flash", lambda device: None)
+        if not said:
+            posenc.attention(*call, is_causal=True, backend="flex_flash")
+            assert device.by_flash == [True]
+            assert list(device.masks[-1].BLOCK_SIZE) == [256 if major == 10 else 128, 128]
+    posenc.attention(q, q, value, is_causal=True, backend="flex", window=9)
+    assert device.by_flash[-1] is False
+    assert list(device.masks[-1].BLOCK_SIZE) == [128, 128]
+
+
+@pytest.mark.parametrize("reads_pairs", [False, True])
+def test_it_is_compiled_for_flashattention(reads_pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one length where numbers of pairs are read, whose tables end at Python numbers."""
+    found: list[Any] = []
+    monkeypatch.setattr(flex, "_compiled", lambda dynamic: lambda size, *_: found.append((dynamic, size())))
+    with OnDevice():
+        flex.attend((*drawn(), None), reads_pairs, by_flash=True)
+    assert found == [(not reads_pairs, {"BACKEND": "FLASH"})]

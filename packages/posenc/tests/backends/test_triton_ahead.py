@@ -13,6 +13,7 @@ from torch import Tensor
 from posenc import KERPLE, T5, ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
 from posenc.backends import choose
 from posenc.backends.call import Call
+from posenc.backends.flex import FLEX_FLASH
 from posenc.backends.request import Options, Request
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import ANY, tasks_of
@@ -75,6 +76,8 @@ def test_it_takes_the_kinds_that_it_is_to_take(name: str, has_triton: None) -> N
     *_, call = Request(q, q, q, scheme, positions, options=Options(is_causal=True)).checked()
     refused = backend.TRITON.refuses(replace(call, query=q.as_subclass(Elsewhere)))
     assert (refused is None) == takes("triton", name), refused
+    with torch.no_grad():
+        assert (FLEX_FLASH._refuses_term(call) is None) == takes("flex_flash", name)
 
 
 def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -593,7 +593,7 @@ def rows_of(function: Callable[..., Any]) -> list[Row]:
     return [*rows(SHARED, ValueError), *rows(door, ValueError), *rows(PAST_TABLES, PositionError)]
 
 
-KNOWN = "'auto', 'sdpa', 'native', 'triton', 'flex', 'chunked' or 'reference'"
+KNOWN = "'auto', 'sdpa', 'native', 'triton', 'flex', 'flex_flash', 'chunked' or 'reference'"
 ATTENTION: dict[str, list[Row]] = {
     "attention": [
         *rows_of(attention),

@@ -81,8 +81,8 @@ def attention(
     - ``scale``: the factor of the scores, by default 1/sqrt(head_dim).
     - ``enable_gqa``: accepted for PyTorch's sake, and changes nothing.
     - ``backend``: ``"auto"`` (`explain` returns the choice), or one of ``"sdpa"``, ``"native"``, ``"triton"``,
-      ``"flex"``, ``"chunked"`` and ``"reference"``. A named backend runs or raises ValueError; it never
-      falls back.
+      ``"flex"``, ``"flex_flash"``, ``"chunked"`` and ``"reference"``. A named backend runs or raises ValueError; it
+      never falls back.
     - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), which `merge` needs.
       Where scores are logarithms of unnormalized weights, as in stick-breaking, it is the logarithm of their sum.
     - ``skip_below``: the fraction of a row's attention weight that may be skipped. Where a term decays with distance,

@@ -14,7 +14,7 @@ from posenc.arguments import check_choice
 from posenc.backends.blockwise import computed_share, distances_of
 from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
-from posenc.backends.flex import FLEX
+from posenc.backends.flex import FLEX, FLEX_FLASH
 from posenc.backends.native.backend import NATIVE, keeps_bfloat16, skips_keys
 from posenc.backends.native.library import warn_if_not_built
 from posenc.backends.races import kernel_is_ahead
@@ -24,7 +24,7 @@ from posenc.backends.triton.backend import TRITON, counted_share
 from posenc.encoding.terms import Bias, Function, RelativeDot
 from posenc.positions.tiles import tiles
 
-BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, FLEX, CHUNKED, REFERENCE)
+BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, FLEX, FLEX_FLASH, CHUNKED, REFERENCE)
 
 # At most this many scores of all heads are held at once, 16 MB in float32. For fewer scores of one head than FEW_PAIRS,
 # dense attention is faster than blocks; than FEW_ON_PLANE, with two
@@ -259,7 +259,7 @@ def explain(call: Call) -> Explanation:
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0
-    if backend is FLEX or (backend is NATIVE and skips_keys(call.rotated())):
+    if backend in (FLEX, FLEX_FLASH) or (backend is NATIVE and skips_keys(call.rotated())):
         computed = computed_share(call.rotated())
     elif backend is TRITON:
         computed = counted_share(call.rotated())

@@ -23,6 +23,9 @@ Properties of FlexAttention (torch 2.13) that this file depends on:
 - Code for all lengths takes the remainder of each index by the length in each tile, since lengths need not be multiples
   of a block (without terms 0.58 ms for 0.42, H100). Where they are, that is said, and the code is as short as that for
   one length. So there are two compilations for all lengths.
+- On Hopper and Blackwell it can run FlashAttention 4 (`FLEX_FLASH`), compiled for the score function like its own
+  kernel. That one has no gradients for the function's tensors, takes no symbolic number, and on Blackwell the blocks of
+  the mask must have 256 queries. (All this is read in PyTorch's sources, and was not run.)
 - dynamo keeps 8 compilations of one function, then runs without compiling, with only a log message. Every kind of term,
   dtype and length is a compilation of the same function here, so the limit is raised, and exceeding it is an error
   (fullgraph).
@@ -69,8 +72,9 @@ HALF = (torch.bfloat16, torch.float16)
 NO_SIZES = "No valid triton configs"  # the error where a kernel does not fit
 
 
-def attend(operands: tuple[Any, ...], reads_pairs: bool) -> tuple[Tensor, Tensor | None]:
+def attend(operands: tuple[Any, ...], reads_pairs: bool, by_flash: bool = False) -> tuple[Tensor, Tensor | None]:
     """FlexAttention of ``operands``, the rest of what `_attend` takes. ``reads_pairs``: a number is read for each pair.
+    ``by_flash``: by FlashAttention's kernels, for which the ends of tables must not become symbolic.
 
     Raises RuntimeError if no size of the kernel fits the GPU.
     """
@@ -80,7 +84,10 @@ def attend(operands: tuple[Any, ...], reads_pairs: bool) -> tuple[Tensor, Tensor
             return _compiled(False)(SIZES[0], False, *operands)
     first = int(reads_pairs and query.dtype in HALF and query.size(-1) == 64)
     if torch.compiler.is_compiling():
-        return _attend(SIZES[first], False, *operands)
+        return _attend(_by_flash if by_flash else SIZES[first], False, *operands)
+    if by_flash:
+        with compat.compilations(COMPILATIONS), compat.eager_backward():
+            return _compiled(not reads_pairs)(_by_flash, False, *operands)
     kind = "flex", query.device, query.dtype, query.size(-1), value.size(-1), first, torch.is_grad_enabled()
     has_whole_blocks = query.size(2) % BLOCK == 0 and key.size(2) % BLOCK == 0
 
@@ -97,6 +104,10 @@ def attend(operands: tuple[Any, ...], reads_pairs: bool) -> tuple[Tensor, Tensor
         raise RuntimeError(
             f"no size of FlexAttention's kernel fits this GPU for {channels}: use another backend, such as 'chunked'"
         ) from error
+
+
+def _by_flash() -> Options:
+    return {"BACKEND": "FLASH"}
 
 
 def _is_too_large(error: Exception) -> bool:
@@ -223,11 +234,12 @@ def _at_first_pair(functions: Sequence[ScoreFunction], device: torch.device) -> 
     return score
 
 
-def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+def _run(call: Call, by_flash: bool = False) -> tuple[Tensor, Tensor | None]:
     on_cpu = call.query.device.type == "cpu"
     queries, keys = call.query.size(2), call.key.size(2)
     call = cleared(call)
-    blocks = _block_mask(call, *((_length(queries), _length(keys)) if on_cpu else (queries, keys)))
+    height = 2 if by_flash and torch.cuda.get_device_capability(call.query.device)[0] == 10 else 1
+    blocks = _block_mask(call, *((_length(queries), _length(keys)) if on_cpu else (queries, keys)), height)
     if on_cpu:
         call = _padded(call, *blocks.seq_lengths)
     query, key, left = fold(call.score_terms, call)
@@ -238,7 +250,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         query, key, value = query.detach(), key.detach(), value.detach()
     operands = (query, key, value, function, blocks, call.scale, grouped, call.return_lse)
     reads_pairs = call.attn_mask is not None or any(_reads_pairs(term) for term in left)
-    out, lse = attend(operands, reads_pairs)
+    out, lse = attend(operands, reads_pairs, by_flash)
     return out[:, :, :queries, :width], lse
 
 
@@ -317,8 +329,8 @@ class _SeenBlocks(NamedTuple):
 _of_layouts: dict[Any, Any] = {}  # the latest, for all encodings, as `cached` keeps them
 
 
-def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
-    """The block mask of a call padded to ``queries`` and ``keys``.
+def _block_mask(call: Call, queries: int, keys: int, height: int = 1) -> BlockMask:
+    """The block mask of a call padded to ``queries`` and ``keys``, of blocks ``height`` times as high as wide.
 
     A block is skipped if all its pairs are masked or negligible, and full if none is masked; otherwise each pair is
     checked. What follows from positions is kept for the plan and, unless the layouts are unknown, for all calls with
@@ -328,18 +340,18 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
 
     def by_layouts() -> _SeenBlocks:
         layouts = call.layouts
-        key = layouts, call.visibility, call.query.size(0), queries, keys
-        return cached(None if layouts is None else _of_layouts, key, device, lambda: _seen(call, queries, keys))
+        key = layouts, call.visibility, call.query.size(0), queries, keys, height
+        return cached(None if layouts is None else _of_layouts, key, device, lambda: _seen(call, queries, keys, height))
 
-    seen = cached(call.store, ("seen", queries, keys), device, by_layouts)
+    seen = cached(call.store, ("seen", queries, keys, height), device, by_layouts)
     counted = counted_blocks(call, BLOCK)
     if counted is None:
         return seen.blocks
     more_queries, more_keys = seen.lists.size(3) - counted.size(2), seen.lists.size(4) - counted.size(3)
-    return _blocks(seen.lists & F.pad(counted, (0, more_keys, 0, more_queries)), seen.pair, (queries, keys))
+    return _blocks(seen.lists & F.pad(counted, (0, more_keys, 0, more_queries)), seen.pair, (queries, keys), height)
 
 
-def _seen(call: Call, queries: int, keys: int) -> _SeenBlocks:
+def _seen(call: Call, queries: int, keys: int, height: int) -> _SeenBlocks:
     batch, device = call.query.size(0), call.query.device
     (document, order), (of_key, key_order) = (
         (_filled(p.document, n, PADDING).expand(batch, -1), _filled(p.order, n, 0).expand(batch, -1))
@@ -367,7 +379,7 @@ def _seen(call: Call, queries: int, keys: int) -> _SeenBlocks:
         return (document[b, i] == mine) & (mine != PADDING) & in_reach(b, i, j)
 
     lists = torch.stack((some & ~every, every))[:, :, None]
-    return _SeenBlocks(lists, pair, _blocks(lists, pair, (queries, keys)))
+    return _SeenBlocks(lists, pair, _blocks(lists, pair, (queries, keys), height))
 
 
 def _by_index(call: Call) -> tuple[Pair | None, bool]:
@@ -389,8 +401,14 @@ def _by_index(call: Call) -> tuple[Pair | None, bool]:
     return lambda b, i, j: (j - i >= low) & (j - i <= high), is_single
 
 
-def _blocks(lists: Tensor, pair: Callable[..., Tensor], lengths: tuple[int, int]) -> BlockMask:
-    """The block mask of blocks that are checked and of whole ones, (2, batch, heads, query_blocks, key_blocks)."""
+def _blocks(lists: Tensor, pair: Callable[..., Tensor], lengths: tuple[int, int], height: int) -> BlockMask:
+    """The block mask of blocks that are checked and of whole ones, (2, batch, heads, query_blocks, key_blocks). Of
+    ``height`` blocks above one another it makes one: whole if each is, skipped if none is there."""
+    if height > 1:
+        more = 0, 0, 0, -lists.size(3) % height
+        there, every = F.pad(lists.any(0), more), F.pad(lists[1], more, value=True)
+        there, every = (x.unflatten(2, (-1, height)) for x in (there, every))
+        lists = torch.stack((there.any(3) & ~every.all(3), every.all(3)))
     (some, every), (indices, every_indices) = _listed(lists)
     (of_some, of_every), (of_indices, of_every_indices) = _listed(lists.mT)
     return BlockMask(
@@ -403,7 +421,7 @@ def _blocks(lists: Tensor, pair: Callable[..., Tensor], lengths: tuple[int, int]
         q_indices=of_indices,
         full_q_num_blocks=of_every,
         full_q_indices=of_every_indices,
-        BLOCK_SIZE=(BLOCK, BLOCK),
+        BLOCK_SIZE=(height * BLOCK, BLOCK),
         mask_mod=pair,
     )
 
@@ -470,3 +488,37 @@ def _stretched(positions: Positions, tokens: int) -> Positions:
 
 
 FLEX = Backend("flex", _run, KINDS, first=(_inputs,), last=(_score_mods, _ways, _derivative))
+
+# --- by FlashAttention ------------------------------------------------------------------------------------------------
+
+FIXED = "support only fixed biases: they give no gradient to what a score term reads"
+FLASH_KINDS: dict[type[Term], tuple[Unless, ...]] = {
+    kind: found if kind in (Bias, Function) else never(f"FlashAttention's kernels {FIXED}")
+    for kind, found in KINDS.items()
+}
+
+
+def _by_other_kernels(call: Call) -> str | None:
+    width, device = call.query.size(-1), call.query.device
+    is_learned = torch.is_grad_enabled() and _first_score(call).requires_grad
+    reasons = {
+        "run only on CUDA devices": device.type != "cuda",
+        "support only bfloat16 and float16": call.query.dtype not in HALF,
+        f"support at most 128 channels, a multiple of 8, as in values, got {width}": (
+            width > 128 or width % 8 > 0 or call.value.size(-1) != width
+        ),
+        "support neither attn_mask nor return_lse": call.attn_mask is not None or call.return_lse,
+        "sum gradients in no fixed order": torch.are_deterministic_algorithms_enabled(),
+        FIXED: is_learned,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    return compat.missing_flash(device) if reason is None else f"FlashAttention's kernels {reason}"
+
+
+FLEX_FLASH = Backend(
+    "flex_flash",
+    functools.partial(_run, by_flash=True),
+    FLASH_KINDS,
+    first=(_inputs,),
+    last=(_score_mods, _ways, _derivative, _by_other_kernels),
+)
