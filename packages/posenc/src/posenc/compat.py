@@ -92,6 +92,12 @@ def multiplies_in_tf32() -> bool:
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
+def flash_attention() -> str | None:
+    """What `torch.nn.attention.activate_flash_attention_impl` has put in the place of PyTorch's own FlashAttention, as
+    "FA3"; None before torch 2.11, which does not know it."""
+    return getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)()
+
+
 def missing_flash(device: torch.device) -> str | None:
     """Why FlexAttention cannot run FlashAttention's kernels on a GPU; None if it can."""
     flex = importlib.import_module("torch.nn.attention.flex_attention")

@@ -2,6 +2,10 @@
 nothing."""
 
 import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +13,20 @@ import pytest
 import torch
 
 import posenc
-from posenc import ALiBi, NoPE, RoPE
-from posenc.backends import races
+from posenc import T5, ALiBi, FoX, NoPE, Positions, RoPE, Shaw, compat
+from posenc.backends import choose, races
+from posenc.backends.call import Backend, Call
+from posenc.backends.chunked import CHUNKED
 from posenc.backends.native import library
 from posenc.backends.races import Kind, Lap
+from posenc.backends.reference import REFERENCE
+from posenc.backends.request import Request
+from posenc.backends.triton import backend as triton
+from posenc.command import tuning
 from posenc.command.cli import main
+from posenc.encoding.context import projected_at_random
 from posenc.scheme import Scheme
+from tests.backends.test_triton import INTERPRETED
 
 pytestmark = pytest.mark.skipif(library.missing(torch.float32) is not None, reason="there is no kernel to race")
 THREADS = 3  # of kinds that no other test has
@@ -25,15 +37,29 @@ def raced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Kind]:
     """Races are on, none was run yet, and each is made up: PyTorch is ahead below 100 tokens. The kinds run."""
     run: list[Kind] = []
 
-    def invented(kind: Kind) -> races.Race:
+    def invented(kind: Kind, track: races.Track) -> races.Race:
         run.append(kind)
-        return tuple(Lap(n, 1.0, 2.0 if n < 100 else 0.5, True) for n in races.LENGTHS)
+        return tuple(Lap(n, {"sdpa": 1.0, "native": 2.0 if n < 100 else 0.5}, True) for n in races.LENGTHS)
 
     monkeypatch.setenv("POSENC_RACES", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(races, "_RACES", {})
-    monkeypatch.setattr(races, "_run", invented)
+    monkeypatch.setattr(races, "run", invented)
     return run
+
+
+def on(
+    threads: int | None,
+    dtype: torch.dtype = torch.float32,
+    is_causal: bool = True,
+    is_training: bool = False,
+    is_few: bool = False,
+    width: int = 64,
+) -> Kind:
+    """A kind that is rotated, of so many threads; None: those that there are."""
+    return Kind(
+        dtype, "rotated", is_causal, is_training, is_few, width, races.on_cpu(threads or torch.get_num_threads())
+    )
 
 
 Q = torch.randn(1, 2, 600, 32)
@@ -71,14 +97,17 @@ def test_the_race_of_its_kind_decides_and_is_run_once(case: str, raced: list[Kin
         assert explained.backend == expected
     assert [str(each).startswith(kind) for each in raced] == [True] * (kind != "")
     if kind and expected == "native":
-        assert "in a race on this machine the kernel took 500 ms against 1e+03 at " in explained.why
+        assert "in a race on this machine native took 500 ms against 1e+03 of sdpa at " in explained.why
 
 
-BAD: tuple[Any, ...] = ([[1]], [], [[0, 1.0, 1.0, True]], [[16, 0.0, 1.0, True]], [[16, 1.0, float("inf"), True]], 7)
+BAD: tuple[Any, ...] = (
+    *([[1]], [], 7, [[16, 1.0, 2.0, True]], [[16, {"sdpa": 1.0, "triton": 1.0}, True]]),
+    *([[n, {"sdpa": 1.0, "native": ms}, True]] for n, ms in ((0, 1.0), (16, 0.0), (16, float("inf")))),
+)
 
 
 def test_a_race_is_kept_for_other_processes_unless_its_file_is_no_good(raced: list[Kind]) -> None:
-    kind = Kind(torch.float32, True, True, False, False, 64, THREADS)
+    kind = on(THREADS)
     first = races.race_of(kind)
     path = races.path_of("float")
     assert path is not None
@@ -97,8 +126,8 @@ def test_a_race_is_kept_for_other_processes_unless_its_file_is_no_good(raced: li
 def test_a_race_that_is_too_noisy_is_run_again_by_the_next_process(
     raced: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind, noisy = Kind(torch.float32, True, True, False, False, 64, THREADS), (Lap(16, 1.0, 2.0, False),)
-    monkeypatch.setattr(races, "_run", lambda kind: noisy)
+    kind, noisy = on(THREADS), (Lap(16, {"sdpa": 1.0, "native": 2.0}, False),)
+    monkeypatch.setattr(races, "run", lambda kind, track: noisy)
     assert races.race_of(kind) == races.race_of(kind) == noisy
     assert races.stored("float") == {}
 
@@ -106,7 +135,7 @@ def test_a_race_that_is_too_noisy_is_run_again_by_the_next_process(
 def test_nothing_is_raced_where_operations_are_watched_or_races_are_off(
     raced: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = Kind(torch.float32, True, True, False, False, 64, THREADS)
+    kind = on(THREADS)
     with torch.autograd.profiler.profile():
         assert races.race_of(kind) is None
     monkeypatch.setenv("POSENC_RACES", "off")
@@ -119,17 +148,17 @@ def test_nothing_is_raced_where_operations_are_watched_or_races_are_off(
 def test_a_race_runs_both_and_disturbs_nothing(dtype: torch.dtype, is_training: bool, is_few: bool) -> None:
     state = torch.get_rng_state()
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        laps = races._run(Kind(dtype, True, False, is_training, is_few, 60, torch.get_num_threads()))
+        laps = races.run(on(None, dtype, False, is_training, is_few, 60), races.CPU)
     assert [lap.tokens for lap in laps] == list(races.LENGTHS)[: len(laps)]
     assert len(laps) >= races.LENGTHS.index(races.DECIDING_TOKENS) + 1
-    assert all(lap.pytorch > 0 < lap.kernel for lap in laps)
+    assert all(lap.seconds["sdpa"] > 0 < lap.seconds["native"] for lap in laps)
     assert torch.equal(state, torch.get_rng_state())
 
 
 def test_what_is_too_noisy_to_tell_is_the_default() -> None:
-    laps = [Lap(n, 1.0, seconds, False) for n, seconds in ((64, 0.5), (256, 2.0))]
+    laps = [Lap(n, {"sdpa": 1.0, "native": seconds}, False) for n, seconds in ((64, 0.5), (256, 2.0))]
     assert [lap.is_kernel for lap in laps] == [False, True]
-    assert str(laps[1]) == "2e+03 ms against 1e+03 at 256 tokens, too noisy to tell"
+    assert laps[1].told("native") == "native took 2e+03 ms against 1e+03 of sdpa at 256 tokens, too noisy to tell"
     assert [races.nearest(tuple(laps), n).tokens for n in (0, 20, 127, 129, 5000)] == [64, 64, 64, 256, 256]
 
 
@@ -176,12 +205,12 @@ def test_a_race_inside_of_saved_tensor_hooks_is_none_of_their_business(
         with torch.autograd.graph.saved_tensors_hooks(lambda y: (saved.append(y), y)[1], lambda y: y):
             out = attend(*x)
         assert len(saved) < 20
-    assert list(races._RACES) == [Kind(torch.float32, True, True, True, False, 64, torch.get_num_threads())]
+    assert list(races._RACES) == [on(torch.get_num_threads(), is_training=True)]
     torch.testing.assert_close(torch.autograd.grad(out.sum(), x), expected)
 
 
 def test_nothing_is_raced_under_another_switch_of_pytorchs_attention(raced: list[Kind]) -> None:
-    kind = Kind(torch.float32, True, True, False, False, 64, THREADS)
+    kind = on(THREADS)
     with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
         assert races.race_of(kind) is None
     assert races.race_of(kind) is not None
@@ -190,7 +219,8 @@ def test_nothing_is_raced_under_another_switch_of_pytorchs_attention(raced: list
 def test_the_command_sums_races_up_and_lists_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    laps = (Lap(16, 1.0, 2.0, True), Lap(64, 1.0, 0.5, True), Lap(256, 1.0, 0.25, True), Lap(512, 1.0, 9.0, False))
+    of_kernel = {16: 2.0, 64: 0.5, 256: 0.25, 512: 9.0}
+    laps = [Lap(n, {"sdpa": 1.0, "native": seconds}, n < 512) for n, seconds in of_kernel.items()]
     monkeypatch.setattr(races, "stored", lambda precision: {"plain": laps} if precision == "float" else {})
     main(["kernel"])
     summed = capsys.readouterr().out
@@ -198,3 +228,355 @@ def test_the_command_sums_races_up_and_lists_them(
     assert "plain" not in summed
     main(["kernel", "--races"])
     assert "    plain   16: 2.00, 64: 0.50, 256: 0.25, 512: 9.00 (too noisy)\n" in capsys.readouterr().out
+
+
+# --- on a GPU, as far as choosing goes --------------------------------------------------------------------------------
+
+
+class Elsewhere(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A GPU by the name of X on which nothing was raced."""
+    monkeypatch.setenv("POSENC_RACES", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(races, "on_gpu", lambda device: ", ".join(filter(None, ("X", compat.flash_attention()))))
+    monkeypatch.setattr(triton, "missing", lambda: None)
+    races.races_on_gpus.cache_clear()
+    yield
+    races.races_on_gpus.cache_clear()
+
+
+def chosen(scheme: Scheme | None, tokens: int = 600, width: int = 64, **how: Any) -> tuple[str, str, str]:
+    """The backend that a call would have there, why, and the words of its kind."""
+    grad, dtype, queries = how.pop("grad", False), how.pop("dtype", torch.bfloat16), how.pop("queries", tokens)
+    q, k = (torch.randn(1, 2, n, width, dtype=dtype, requires_grad=grad) for n in (queries, tokens))
+    encoding = None if scheme is None else scheme(Positions.arange(tokens), dtype=torch.float32)
+    if encoding is not None and encoding.wanted:
+        x = torch.randn(1, tokens, 2 * width)
+        encoding = encoding.with_projected(projected_at_random(scheme.features, x))
+    how = {"is_causal": True, **how}
+    with torch.set_grad_enabled(grad):
+        *_, call = Request.of(query=q, key=k, value=k, encoding=encoding, **how).checked()
+        call = replace(call, query=call.query.as_subclass(Elsewhere))
+        backend, why = choose.choose(call)
+        return backend.name, why, str(races.kind_on_gpu(call))
+
+
+def record(kinds: Iterable[Kind], **milliseconds: float) -> None:
+    """A race for each kind, at two lengths, of which the first has other times."""
+    laps = [[n, {name: ms * n / 512e3 for name, ms in milliseconds.items()}, True] for n in (256, 512)]
+    path = races.path_of(races.GPU)
+    assert path is not None
+    path.write_text(json.dumps({str(kind): laps for kind in kinds}))
+    races.races_on_gpus.cache_clear()
+
+
+ON_GPU: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] = {
+    "nothing": (lambda: None, {}, "bfloat16, plain, causal, forward, 64", "sdpa"),
+    "rotated": (lambda: RoPE(64), {}, "bfloat16, plain, causal, forward, 64", "sdpa"),
+    "training": (NoPE, {"grad": True}, "bfloat16, plain, causal, training, 64", "sdpa"),
+    "both": (NoPE, {"is_causal": False}, "bfloat16, plain, both directions, forward, 64", "sdpa"),
+    "a step": (lambda: None, {"queries": 1}, "bfloat16, plain, causal, forward, few queries, 64", "sdpa"),
+    "float16": (NoPE, {"dtype": torch.float16}, "float16, plain, causal, forward, 64", "sdpa"),
+    "72 channels": (NoPE, {"width": 72}, "bfloat16, plain, causal, forward, 80", "sdpa"),
+    "a line": (lambda: ALiBi(2), {}, "bfloat16, line, causal, forward, 64", "triton"),
+    "a line, training": (lambda: ALiBi(2), {"grad": True}, "bfloat16, line, causal, training, 64", "triton"),
+    "a table": (lambda: T5(2), {}, "bfloat16, table, causal, forward, 64", "triton"),
+    "a learned table": (lambda: T5(2), {"grad": True}, "bfloat16, learned table, causal, training, 64", "triton"),
+    "vectors": (lambda: Shaw(64, 5, values=False), {}, "bfloat16, vectors, causal, forward, 64", "triton"),
+    "a clock": (lambda: FoX(2), {}, "bfloat16, clock, causal, forward, 64", "triton"),
+    "300 channels": (NoPE, {"width": 300}, "None", "sdpa"),
+    "a window": (lambda: ALiBi(2), {"window": 200}, "None", "triton"),
+    "dropout": (NoPE, {"dropout_p": 0.5}, "None", "sdpa"),
+    "the log-sum-exp": (lambda: ALiBi(2), {"return_lse": True}, "None", "triton"),
+    "a line and a clock": (lambda: ALiBi(2) + FoX(2), {}, "None", "triton"),
+    "60 tokens": (lambda: ALiBi(2), {"tokens": 60}, "bfloat16, line, causal, forward, 64", "triton"),
+}
+
+
+@pytest.mark.parametrize("case", ON_GPU)
+def test_on_a_gpu_the_race_of_its_kind_decides_and_without_one_the_table(case: str, gpu: None) -> None:
+    make, how, words, by_table = ON_GPU[case]
+    words = words if words == "None" else f"{words} channels, X"
+    backend, why, kind = chosen(make(), **how)
+    assert (backend, kind) == (by_table, words)
+    assert ("timed on an H100 alone" in why) == (backend == "triton")
+    record(tuning.kinds("another"), triton=1.0, flex=0.5, sdpa=0.2)
+    assert chosen(make(), **how)[:2] == (backend, why)
+    faster = {"sdpa": "triton", "triton": "flex"}[by_table]
+    record([kind for kind in tuning.kinds("X") if words in ("None", str(kind))], **{by_table: 2.25, faster: 1.5})
+    said = f"in a race on this device {faster} took 1.5 ms against 2.25 of {by_table} at 512 tokens"
+    is_raced = words != "None" and case != "60 tokens"
+    assert chosen(make(), **how)[:2] == ((faster, said) if is_raced else (by_table, why))
+
+
+NO_RACES = {
+    **{f"file {n}": content for n, content in enumerate(("", "{", "[]", '{"bfloat16, line', "7"))},
+    "no laps": [],
+    "a number": 7,
+    "no lap": [[1]],
+    "no tokens": [[0, {"triton": 2.0, "flex": 1.0}, True]],
+    "a word": [["512", {"triton": 2.0, "flex": 1.0}, True]],
+    "no time": [[512, {"triton": 2.0, "flex": 0.0}, True]],
+    "not a number": [[512, {"triton": 2.0, "flex": float("nan")}, True]],
+    "no number": [[512, {"triton": 2.0, "flex": "1.0"}, True]],
+    "one backend": [[512, {"flex": 1.0}, True]],
+    "an unknown one": [[512, {"triton": 2.0, "magic": 1.0}, True]],
+    "a list": [[512, [2.0, 1.0], True]],
+    "of a CPU": [[512, {"sdpa": 2.0, "native": 1.0}, True]],
+}
+
+
+@pytest.mark.parametrize("name", NO_RACES)
+def test_what_is_no_file_of_races_is_as_good_as_none(name: str, gpu: None) -> None:
+    expected, content = chosen(ALiBi(2)), NO_RACES[name]
+    path = races.path_of(races.GPU)
+    assert path is not None
+    path.write_text(content if isinstance(content, str) else json.dumps({expected[2]: content}))
+    races.races_on_gpus.cache_clear()
+    assert chosen(ALiBi(2)) == expected
+    assert expected[0] == "triton"
+
+
+def test_of_a_race_the_fastest_that_takes_the_call_wins(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention has no vectors in the output, and FlashAttention 4 is not installed."""
+    record(tuning.kinds("X"), flex=1.0, triton=1.5, flex_flash=0.5)
+    assert chosen(Shaw(64, 5, values=False))[0] == chosen(ALiBi(2))[0] == "flex"
+    backend, why, _ = chosen(Shaw(64, 5))
+    said = "in a race on this device triton took 1.5 ms against 0.5 of flex_flash and 1 of flex at 512 tokens"
+    assert (backend, why) == ("triton", said)
+    monkeypatch.setattr(compat, "missing_flash", lambda device: None)
+    assert chosen(ALiBi(2))[0] == "flex_flash"
+    monkeypatch.setattr(compat, "flash_attention", lambda: "FA3")  # another kind
+    assert chosen(ALiBi(2))[::2] == ("triton", "bfloat16, line, causal, forward, 64 channels, X, FA3")
+
+
+@pytest.mark.parametrize("how", ["off", "traced", "undisturbed"])
+def test_races_on_a_gpu_are_read_in_eager_calls_alone(how: str, gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tuning.kinds("X"), flex=1.0, triton=1.5)
+    if how == "off":
+        monkeypatch.setenv("POSENC_RACES", "0")
+    if how == "traced":
+        monkeypatch.setattr(compat, "is_eager", lambda: False)
+    assert chosen(ALiBi(2))[0] == ("flex" if how == "undisturbed" else "triton")
+
+
+# --- the races themselves, with backends of the CPU under a GPU's names -----------------------------------------------
+
+
+def off_by_a_head(call: Call) -> Any:
+    out, lse = CHUNKED.run(call)
+    return out.roll(1, 1), lse
+
+
+def too_large(call: Call) -> Any:
+    raise torch.OutOfMemoryError("no memory")
+
+
+@dataclass
+class Clock:
+    """A second for each run of triton, two for those of others; it stops the command after so many kinds."""
+
+    kinds: list[str] = field(default_factory=list)
+    runs: dict[int, str] = field(default_factory=dict)
+    stops_after: int = 1000
+
+    def seconds(self, once: races.Once, count: int) -> float:
+        once()
+        return 1.0 if self.runs[id(once)] == "triton" else 2.0
+
+
+@pytest.fixture
+def clock(gpu: None, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Small calls, for which no time is measured."""
+    made, once_of, run = Clock(), races.once_of, races.run
+    alive: list[races.Once] = []
+
+    def named(backend: Backend, *rest: Any) -> races.Once:
+        alive.append(once_of(backend, *rest))
+        made.runs[id(alive[-1])] = backend.name
+        return alive[-1]
+
+    def counted(kind: Kind, track: races.Track) -> races.Race:
+        if len(made.kinds) >= made.stops_after:
+            raise KeyboardInterrupt
+        made.kinds.append(str(kind))
+        return run(kind, track._replace(seconds=made.seconds))
+
+    for name, few in {"TOKENS": 64, "CHANNELS": 256, "SEQUENCES": 2, "LENGTHS": (32, 64), "CHECKED_TOKENS": 40}.items():
+        monkeypatch.setattr(tuning, name, few)
+    monkeypatch.setattr(races, "ROUNDS", (1, 1))
+    monkeypatch.setattr(races, "once_of", named)
+    monkeypatch.setattr(races, "run", counted)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    on_cpu = partial(tuning.track_on, torch.device("cpu"))
+    monkeypatch.setattr(tuning, "track_on", lambda device, say: on_cpu(say))
+    fakes = (replace(CHUNKED, name="triton"), replace(REFERENCE, name="flex"), replace(CHUNKED, name="flex_flash"))
+    monkeypatch.setattr(choose, "BACKENDS", (choose.SDPA, *fakes, CHUNKED, REFERENCE))
+    return made
+
+
+def test_the_command_races_what_was_not_raced(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stops and goes on with nothing lost, leaves out what computes something else, and says what it found."""
+    wrong = replace(CHUNKED, name="flex_flash", run=off_by_a_head), replace(CHUNKED, name="flex", run=too_large)
+    monkeypatch.setattr(choose, "BACKENDS", (*choose.BACKENDS[:2], *wrong, *choose.BACKENDS[4:]))
+    words = ["bfloat16", "64 channels"]
+    asked = [str(kind) for kind in tuning.kinds("X") if all(word in str(kind) for word in words)]
+    assert len(asked) == 25
+    clock.stops_after = 4
+    assert main(["kernel", "--tune", *words]) == 1
+    assert clock.kinds == asked[:4] == list(races.stored(races.GPU))
+    said = capsys.readouterr().err
+    assert f"{asked[0]}: flex_flash is left out: its error is " in said
+    assert f"{asked[0]}: flex is left out: OutOfMemoryError: no memory" in said
+    assert f"{asked[0]}: triton took 1e+03 ms against 2e+03 of sdpa at 32 tokens; triton took " in said
+    assert said.endswith("posenc: error: interrupted\n")
+    clock.stops_after = 1000
+    for before, now in ((4, 21), (25, 0)):
+        assert main(["kernel", "--tune", *words]) == 0
+        assert f"25 kinds of calls: {before} were raced before, {now} now" in capsys.readouterr().out
+    assert clock.kinds == asked == list(races.stored(races.GPU))
+    expected = tuple(Lap(n, {"sdpa": 2.0, "triton": 1.0}, True) for n in (32, 64))
+    assert list(races.stored(races.GPU).values()) == [expected] * 25
+    assert main(["kernel", "--races"]) in (0, 1)
+    listed = capsys.readouterr().out
+    assert "GPUs\n  races: fastest triton in 50\n" in listed
+    assert f"    {asked[0]}\n      triton took 1e+03 ms against 2e+03 of sdpa at 32 tokens\n" in listed
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_every_kind_is_one_that_calls_have_and_is_computed_right(dtype: str, clock: Clock) -> None:
+    """By three backends whose results are compared with the reference, gradients of what is learned too."""
+    found: list[str] = []
+    track = tuning.track_on(torch.device("cuda"), found.append)
+    for kind in tuning.kinds("X"):
+        if dtype in str(kind) and kind.width == 96:
+            call, _ = tuning.call_of(kind, 64, torch.device("cpu"))
+            with torch.set_grad_enabled(kind.is_training):
+                assert races.kind_on_gpu(call) == kind
+            assert [len(lap.seconds) for lap in races.run(kind, track)] == [4, 4]
+    assert found == []
+
+
+@pytest.mark.triton
+@pytest.mark.skipif(not INTERPRETED, reason="the kernels are not interpreted in this process")
+@pytest.mark.parametrize("added", ["line", "clock"])
+def test_so_are_the_kernels_of_a_gpu(added: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "BACKENDS", (choose.SDPA, triton.TRITON))
+    found: list[str] = []
+    kind = Kind(torch.bfloat16, added, True, True, False, 128, "X")
+    race = races.run(kind, tuning.track_on(torch.device("cuda"), found.append))
+    assert [list(lap.seconds) for lap in race] == [["sdpa", "triton"]] * 2
+    assert found == []
+
+
+REFUSED_TO_TUNE = {
+    "there are no races to run: torch sees no GPU, and a CPU's are run by calls": ([], {}),
+    "there are no races to run: POSENC_RACES turns them off": ([], {"POSENC_RACES": "0"}),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED_TO_TUNE)
+def test_the_command_says_why_it_races_nothing(
+    said: str, gpu: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, environ = REFUSED_TO_TUNE[said]
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["kernel", "--tune", *words]) == 1
+    assert capsys.readouterr().err == f"posenc: error: {said}\n"
+
+
+def test_the_command_knows_the_words_of_kinds(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernel", "--tune", "bfloat17"]) == 1
+    said = "--tune must be words of a kind, such as 'bfloat16, plain, causal, forward, 64 channels, X', got 'bfloat17'"
+    assert capsys.readouterr().err.endswith(f"posenc: error: {said}\n")
+
+
+# --- in FlashAttention's place ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Implementation:
+    """Takes the place of PyTorch's FlashAttention on the CPU, with the conditions of FlashAttention 3 and 4: no
+    dropout, no mask, and the layouts that they take."""
+
+    library: torch.library.Library | None = None
+    calls: list[str] = field(default_factory=list)
+
+    def remove(self) -> None:
+        self.library = None
+
+    def __call__(self) -> "Implementation":
+        self.library = torch.library.Library("aten", "IMPL", "CPU")
+        name = "_scaled_dot_product_flash_attention_for_cpu"
+        with warnings.catch_warnings(action="ignore"):  # that it takes the place of another
+            self.library.impl(name, self.forward, "CPU")
+            self.library.impl(f"{name}_backward", self.backward, "CPU")
+        return self
+
+    def forward(self, q: Any, k: Any, v: Any, dropout_p: float = 0.0, is_causal: bool = False, **more: Any) -> Any:
+        self.calls.append("forward")
+        assert dropout_p == 0
+        assert more.get("attn_mask") is None
+        assert q.size(-1) == k.size(-1) == v.size(-1)
+        assert not is_causal or q.size(2) == k.size(2)
+        scores = self._scores(q, k, is_causal, more["scale"])
+        return scores.softmax(-1) @ self._of_queries(v, q), scores.logsumexp(-1)
+
+    def backward(
+        self, grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dropout_p: float, is_causal: bool, **more: Any
+    ) -> Any:
+        self.calls.append("backward")
+        weights = (self._scores(q, k, is_causal, more["scale"]) - lse[..., None]).exp()
+        of_score = weights * (grad @ self._of_queries(v, q).mT - (grad * out).sum(-1, keepdim=True)) * more["scale"]
+        of_key, of_value = (
+            x.unflatten(1, (k.size(1), -1)).sum(2) for x in (of_score.mT @ q, weights.mT @ grad)
+        )  # of all heads that share it
+        return of_score @ self._of_queries(k, q), of_key, of_value
+
+    def _scores(self, q: Any, k: Any, is_causal: bool, scale: float) -> Any:
+        scores = q @ self._of_queries(k, q).mT * scale
+        return scores.masked_fill(torch.ones(scores.shape[2:]).triu(1).bool(), -torch.inf) if is_causal else scores
+
+    def _of_queries(self, x: Any, q: Any) -> Any:
+        return x.repeat_interleave(q.size(1) // x.size(1), 1)
+
+
+@pytest.fixture
+def implementation() -> Iterator[Implementation]:
+    made = Implementation()
+    attention = torch.nn.attention
+    if not hasattr(attention, "register_flash_attention_impl"):
+        pytest.skip("torch before 2.11 has no place for another")
+    attention.register_flash_attention_impl("of a test", register_fn=made)
+    attention.activate_flash_attention_impl("of a test")
+    yield made
+    attention.restore_flash_attention_impl()
+    del attention._registry._FLASH_ATTENTION_IMPLS["of a test"]
+
+
+@pytest.mark.parametrize("how", [{"is_causal": True}, {}, {"is_causal": True, "scale": 0.3}], ids=str)
+@pytest.mark.parametrize("scheme", [None, RoPE(16), Shaw(16, 5, values=False)], ids=["nothing", "rope", "shaw"])
+@pytest.mark.parametrize("widths", [(16, 16), (16, 24)], ids=str)
+def test_what_is_in_the_place_of_flash_attention_runs_what_adds_nothing(
+    widths: tuple[int, int], scheme: Scheme | None, how: dict[str, Any], implementation: Implementation
+) -> None:
+    """With its gradient, of grouped queries too; and nothing else."""
+    x = [torch.randn(2, h, 37, w, requires_grad=True) for h, w in zip((6, 2, 2), (16, *widths), strict=True)]
+    outs = [posenc.attention(*x, scheme, backend=name, **how) for name in ("sdpa", "reference")]
+    mine, exact = (torch.autograd.grad(out.square().sum(), x) for out in outs)  # type: ignore[union-attr]
+    torch.testing.assert_close(outs[0], outs[1])
+    torch.testing.assert_close(mine, exact)
+    assert implementation.calls == ([] if isinstance(scheme, Shaw) else ["forward", "backward"])

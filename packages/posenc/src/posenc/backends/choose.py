@@ -17,11 +17,11 @@ from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX, FLEX_FLASH
 from posenc.backends.native.backend import NATIVE, keeps_bfloat16, skips_keys
 from posenc.backends.native.library import warn_if_not_built
-from posenc.backends.races import kernel_is_ahead
+from posenc.backends.races import fastest_on_gpu, kernel_is_ahead, learns
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.triton.backend import TRITON, counted_share
-from posenc.encoding.terms import Bias, Function, RelativeDot
+from posenc.encoding.terms import RelativeDot
 from posenc.positions.tiles import tiles
 
 BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, FLEX, FLEX_FLASH, CHUNKED, REFERENCE)
@@ -84,7 +84,7 @@ class CallFacts:
         self.call = call
         self.has_few_queries = call.has_few_queries
         self.has_plane = any(term.is_planar for term in call.score_terms)
-        self.ahead: str | None = None  # why the kernel is faster without score terms
+        self.fastest: tuple[Backend, str] | None = None  # of a race on this device, and why
         self.pairs_per_tile: float | None = None
         self._known: dict[str, bool] = {}
 
@@ -120,12 +120,15 @@ class CallFacts:
 
     # What the rows of `CHOICES` ask, in their order.
 
-    def is_ahead(self) -> bool:
-        """No mask is needed, and the kernel is still faster."""
-        if self.has_plane or not self.takes(SDPA) or not self.is_plain():
-            return False
-        self.ahead = kernel_is_ahead(self.call) if self.takes(NATIVE) else None
-        return self.ahead is not None
+    def has_winner(self) -> bool:
+        """A race on this device decides: on a CPU that the kernel is faster, though no mask is needed."""
+        if self.is_cuda():
+            found = fastest_on_gpu(self.call, lambda name: self.takes(_backend(name)))
+            self.fastest = None if found is None else (_backend(found[0]), found[1])
+        elif not self.has_plane and self.takes(SDPA) and self.is_plain() and self.takes(NATIVE):
+            why = kernel_is_ahead(self.call)
+            self.fastest = None if why is None else (NATIVE, why)
+        return self.fastest is not None
 
     def needs_no_mask(self) -> bool:
         """The fused kernel suffices. A plane can be folded into query and key too, but they become wide."""
@@ -169,15 +172,8 @@ class CallFacts:
         return self.is_for_gpu_kernel() and all(tail is not None for tail in tails)
 
     def is_learned(self) -> bool:
-        """A number per distance has a gradient, which one distance shows as well as all."""
-        if not torch.is_grad_enabled() or not self.is_for_gpu_kernel():
-            return False
-        r = torch.zeros(1, dtype=torch.int64, device=self.call.query_positions.device)
-        lines = [term.at(r) for term in self.call.score_terms if isinstance(term, Bias)]
-        for term in self.call.score_terms:
-            if isinstance(term, Function) and term.distance is not None:
-                lines += term.coefficients(r)
-        return any(line.requires_grad for line in lines)
+        """A number per distance has a gradient."""
+        return torch.is_grad_enabled() and self.is_for_gpu_kernel() and learns(self.call)
 
     def has_mask(self) -> bool:
         """A mask can be held: there are few scores, or it is given for every pair and no term is added to it."""
@@ -187,21 +183,22 @@ class CallFacts:
 
 
 class Choice(NamedTuple):
-    """A backend that "auto" takes, when, and why; None: as `kernel_is_ahead` says."""
+    """A backend that "auto" takes, when, and why; None: the fastest of a race, and its times."""
 
-    backend: Backend
+    backend: Backend | None
     when: Callable[[CallFacts], bool]
-    why: str | None
+    why: str
 
 
 FEW = "there are few queries: dense rows of scores are cheapest"
-SPLIT = "there are few queries, and the kernel splits the keys over its programs"
+ALONE = "; of GPUs, it was timed on an H100 alone"
+SPLIT = f"there are few queries, and the kernel splits the keys over its programs{ALONE}"
 ON_THE_FLY = "every term depends on distance, and the kernel computes the scores on the fly"
-VECTORS = "vectors depend on distance, and the kernel computes their products on the fly"
-FAR = "the scores are constant or linear at large distances, where the kernel needs no table"
-LEARNED = "a table by distance is learned, and the kernel sums its gradient without atomic additions"
+VECTORS = f"vectors depend on distance, and the kernel computes their products on the fly{ALONE}"
+FAR = f"the scores are constant or linear at large distances, where the kernel needs no table{ALONE}"
+LEARNED = f"a table by distance is learned, and the kernel sums its gradient without atomic additions{ALONE}"
 FEW_TOKENS = "there are few enough tokens for a dense mask"
-COMPILED = "a fused kernel computes the score function on the fly"
+COMPILED = f"a fused kernel computes the score function on the fly{ALONE}"
 # Such a program may run where posenc is not: as ONNX, for one.
 EXPORTED = "an exported program has PyTorch's operators alone, unless a backend is named"
 
@@ -209,7 +206,7 @@ CHOICES = (
     Choice(REFERENCE, lambda asked: compat.is_forward_mode(), "no fused kernel has a forward-mode derivative"),
     Choice(SDPA, lambda asked: compat.is_exporting() and asked.takes(SDPA), EXPORTED),
     Choice(REFERENCE, lambda asked: compat.is_exporting(), EXPORTED),
-    Choice(NATIVE, CallFacts.is_ahead, None),
+    Choice(None, CallFacts.has_winner, ""),
     Choice(SDPA, CallFacts.needs_no_mask, "nothing is added to the scores, so the fused kernel suffices"),
     Choice(NATIVE, CallFacts.suits_few_queries, "there are few queries, and the kernel reads keys only once"),
     Choice(TRITON, lambda asked: asked.is_cuda() and asked.has_few_queries_beside(TRITON), SPLIT),
@@ -226,6 +223,10 @@ CHOICES = (
     Choice(CHUNKED, lambda asked: True, "the scores are too many to hold at once"),
 )
 """Read from the top: the first row that applies is taken, so each relies on those above it."""
+
+
+def _backend(name: str) -> Backend:
+    return next(backend for backend in BACKENDS if backend.name == name)
 
 
 def _pairs_per_tile(call: Call) -> float:
@@ -245,7 +246,7 @@ def choose(call: Call) -> tuple[Backend, str]:
     for choice in CHOICES:
         if choice.when(asked):
             break
-    return choice.backend, choice.why or asked.ahead or ""
+    return asked.fastest or (choice.backend or REFERENCE, choice.why)
 
 
 def explain(call: Call) -> Explanation:
@@ -254,8 +255,8 @@ def explain(call: Call) -> Explanation:
     if backend is NATIVE and call.query.dtype != call.dtype:
         name = str(call.query.dtype).removeprefix("torch.")
         why += f"; it multiplies in {name}" if keeps_bfloat16(call) else f"; it converts {name} to float32"
-    if backend is TRITON or (backend is FLEX and call.query.device.type == "cuda"):
-        why += "; of GPUs, it was timed on an H100 alone"
+    if backend is SDPA and call.query.device.type == "cuda" and (active := compat.flash_attention()) is not None:
+        why += f"; {active} is in the place of PyTorch's FlashAttention"
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0

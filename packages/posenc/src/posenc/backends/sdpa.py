@@ -64,10 +64,10 @@ def is_plain(call: Call) -> bool:
     """Whether the kernel needs no mask: no terms remain after folding, and attention is full or causal."""
     if call.attn_mask is not None or _fold_terms(call)[2]:
         return False
-    return _is_triangle(call) or sees_all(call.query_positions, call.key_positions, call.visibility)
+    return is_triangle(call) or sees_all(call.query_positions, call.key_positions, call.visibility)
 
 
-def _is_triangle(call: Call) -> bool:
+def is_triangle(call: Call) -> bool:
     """Whether attention is causal, without a window, and queries and keys are known to be the same text."""
     seen = call.visibility
     has_window = seen.left is not None or seen.right is not None
@@ -122,7 +122,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         grouped = True
     plain = len(left) == 0 and call.attn_mask is None
     # The kernel masks before it scales: -inf times a scale of 0 or below would not mask.
-    if plain and call.scale > 0 and _is_triangle(call):
+    if plain and call.scale > 0 and is_triangle(call):
         out = F.scaled_dot_product_attention(
             query, key, value, None, call.dropout_p, is_causal=True, scale=call.scale, enable_gqa=grouped
         )
@@ -151,9 +151,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def _direct(call: Call) -> Direct | None:
     """For causal or full attention without a mask, of equal widths."""
-    is_triangle, is_grouped = _is_triangle(call), call.query.size(1) != call.key.size(1)
+    is_causal, is_grouped = is_triangle(call), call.query.size(1) != call.key.size(1)
     is_full = sees_all(call.query_positions, call.key_positions, call.visibility)
-    if call.score_terms or call.attn_mask is not None or call.rotation is not None or not (is_full or is_triangle):
+    if call.score_terms or call.attn_mask is not None or call.rotation is not None or not (is_full or is_causal):
         return None
     if call.scale <= 0 or call.query.size(-1) != call.value.size(-1) or call.dropout_p or call.return_lse:
         return None
@@ -162,7 +162,7 @@ def _direct(call: Call) -> Direct | None:
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
         out = F.scaled_dot_product_attention(
-            query, key, value, None, 0.0, is_causal=is_triangle, scale=scale, enable_gqa=is_grouped
+            query, key, value, None, 0.0, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
         )
         return derived_once(out), None
 

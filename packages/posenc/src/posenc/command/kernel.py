@@ -2,21 +2,24 @@
 
 import argparse
 import contextlib
+import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from posenc.command.options import failed
 
 if TYPE_CHECKING:
     from posenc.backends.native.build import Level
+    from posenc.backends.races import Lap
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     kernel = commands.add_parser(
         "kernel",
-        help="list, test and build the CPU kernel",
+        help="list, test and build the CPU kernel, and race backends on a GPU",
         description="Lists the libraries of the CPU kernel for this processor, which one each precision uses, and "
-        "its races against PyTorch's attention. The exit code is 1 if a precision has none, a test fails, or none "
-        "could be built.",
+        "its races against PyTorch's attention, and those of backends on a GPU. The exit code is 1 if a precision has "
+        "none, a test fails, or none could be built.",
     )
     kernel.set_defaults(run=run)
     what = kernel.add_mutually_exclusive_group()
@@ -28,10 +31,20 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="build for this processor, with the compiler in CXX or the one found, into the cache; if the answers are "
         "wrong, the best level whose answers are right",
     )
+    what.add_argument(
+        "--tune",
+        nargs="*",
+        metavar="WORDS",
+        help="race the backends of a GPU on each kind of call, or on those with all these words, such as bfloat16 "
+        "'64 channels' training; what was raced is kept, and the same command goes on after an interruption",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the libraries. Returns 1 if a precision has none, one is wrong, or none could be built; else 0."""
+    if arguments.tune is not None:
+        return _tune(arguments.tune)
+    from posenc.backends import races
     from posenc.backends.native import build, library
 
     precisions = tuple(library.REALS.values())
@@ -48,6 +61,12 @@ def run(arguments: argparse.Namespace) -> int:
         reasons = []
     for precision in precisions:
         reasons += _show(precision, arguments.test, arguments.races)
+    on_gpus = races.stored(races.GPU)
+    if on_gpus:
+        first = Counter(lap.fastest for laps in on_gpus.values() for lap in laps)
+        print(f"\nGPUs\n  races: fastest {', '.join(f'{name} in {n}' for name, n in first.most_common())}")
+    for kind, laps in on_gpus.items() if arguments.races else ():
+        print("\n      ".join((f"    {kind}", *(lap.told() for lap in laps))))
     return failed("; ".join(reasons)) if reasons else 0
 
 
@@ -89,19 +108,38 @@ def _show(precision: str, is_test: bool, lists_races: bool) -> list[str]:
         is_candidate_tested &= not is_chosen
     of_races = races.stored(precision)
     if of_races:
-        clear = [lap.kernel / lap.pytorch for laps in of_races.values() for lap in laps if lap.is_clear]
+        clear = [_ratio(lap) for laps in of_races.values() for lap in laps if lap.is_clear]
         said = f", {min(clear):.2f} to {max(clear):.2f} of its time" if clear else ""
         faster = sum(ratio < 1 for ratio in clear)
         print(f"  races without score terms: faster than PyTorch's attention in {faster} of {len(clear)}{said}")
     for kind, laps in of_races.items() if lists_races else ():
-        ratios = (
-            f"{lap.tokens}: {lap.kernel / lap.pytorch:.2f}{'' if lap.is_clear else ' (too noisy)'}" for lap in laps
-        )
+        ratios = (f"{lap.tokens}: {_ratio(lap):.2f}{'' if lap.is_clear else ' (too noisy)'}" for lap in laps)
         print(f"    {kind}   {', '.join(ratios)}")
     if isinstance(chosen, build.UnavailableError):
         print(f"  none is used: {chosen}")
         reasons += [] if library.is_disabled() else [f"{precision} has no library"]
     return reasons
+
+
+def _ratio(lap: "Lap") -> float:
+    return lap.seconds["native"] / lap.seconds["sdpa"]
+
+
+def _tune(words: list[str]) -> int:
+    """Runs the races on the GPU that were not run. Returns 1 without one."""
+    import torch
+
+    from posenc.backends import races
+    from posenc.command import tuning
+    from posenc.command.progress import for_stream
+
+    if races.is_off() or not torch.cuda.is_available():
+        why = f"{races.SWITCH} turns them off" if races.is_off() else "torch sees no GPU, and a CPU's are run by calls"
+        return failed(f"there are no races to run: {why}")
+    device = torch.device("cuda", torch.cuda.current_device())
+    with for_stream(sys.stderr) as progress:
+        tuning.tune(words, races.on_gpu(device), tuning.track_on(device, progress.say), progress)
+    return 0
 
 
 def _build(precisions: tuple[str, ...]) -> list[str]:
