@@ -374,18 +374,70 @@ def far_scores(
 # key that is rotated. A half is multiplied anew in the next block, since carrying it costs registers.
 
 
+# A warp's part of a product on Hopper has columns of a row in registers and in the four threads of its lowest two bits:
+# column 8 h + 2 t + o is of thread t, and rows are 8 threads, two registers and the warps. So a row is rotated where it
+# is, by registers that change names, choices, and one shuffle for each number; a gather along all columns would go
+# through shared memory, there and back. In other layouts the result is the same.
+
+
+@triton.jit
+def rotated(x, SIGN: tl.constexpr, MORE: tl.constexpr, B: tl.constexpr):
+    """Rows of x, (B, B), rotated to the left: in row a, column c gets what is in column c + SIGN a + MORE, modulo B."""
+    even, odd = tl.split(tl.reshape(x, (B // 16, 2, 8, B // 8, 4, 2)))
+    # Others of a row's numbers are multiples of eight.
+    is_odd = (SIGN * tl.arange(0, 8)[None, None, :, None, None] + MORE) % 2 == 1
+    even, odd = tl.where(is_odd, odd, even), tl.where(is_odd, even, odd)
+    return tl.reshape(tl.join(_rotated_pairs(even, SIGN, MORE, B), _rotated_pairs(odd, SIGN, MORE + 1, B)), (B, B))
+
+
+@triton.jit
+def _rotated_pairs(x, SIGN: tl.constexpr, MORE: tl.constexpr, B: tl.constexpr):
+    """The same by half of that, rounded down, of one column of each pair: (B / 16, 2, 8, B / 8, 4)."""
+    H: tl.constexpr = B // 8
+    # The order that makes Triton gather where numbers are: threads first, then warps, then registers.
+    x = tl.reshape(tl.trans(x, 3, 1, 0, 2, 4), (H * B, 4))
+    r = tl.arange(0, 4 * B)
+    a = r // 4 % 8 + r // (2 * B) * 8 + r // 32 % (B // 16) * 16
+    by = (SIGN * a + MORE) // 2 + r % 4
+    x = tl.gather(x, tl.reshape(tl.broadcast_to((by % 4)[None, :], (H, 4 * B)), (H * B, 4)), 1)
+    x = _rolled(tl.trans(tl.reshape(x, (H, 4 * B))), by // 4, 4 * B, H)
+    return tl.trans(tl.reshape(tl.trans(x), (H, 2, B // 16, 8, 4)), 2, 1, 3, 0, 4)
+
+
+@triton.jit
+def _rolled(x, by, R: tl.constexpr, N: tl.constexpr):
+    """Rows of x, (R, N), rotated to the left by the numbers ``by``, bit by bit."""
+    if N == 1:
+        return x
+    else:  # not without it: Triton would compile both
+        x = tl.where((by % 2 == 1)[:, None], _next(x, R, N), x)
+        even, odd = tl.split(tl.reshape(x, (R, N // 2, 2)))
+        even, odd = _rolled(even, by // 2, R, N // 2), _rolled(odd, by // 2, R, N // 2)
+        return tl.reshape(tl.join(even, odd), (R, N))
+
+
+@triton.jit
+def _next(x, R: tl.constexpr, N: tl.constexpr):
+    """Rows rotated to the left by one."""
+    if N == 1:
+        return x
+    else:
+        even, odd = tl.split(tl.reshape(x, (R, N // 2, 2)))
+        return tl.reshape(tl.join(odd, _next(even, R, N // 2)), (R, N))
+
+
 @triton.jit
 def by_key(left, right, B: tl.constexpr):
     """From both halves of a window by distance, (B, B) each, to pairs by key."""
     a, w = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
-    return tl.gather(tl.where(w >= B - 1 - a, left, right), (w - a + B - 1) % B, 1)
+    return rotated(tl.where(w >= B - 1 - a, left, right), -1, B - 1, B)
 
 
 @triton.jit
 def by_distance(x, B: tl.constexpr):
     """From pairs by key to both halves of a window by distance, with 0 where a row has no key."""
     a, w = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
-    x = tl.gather(x, (w + a + 1) % B, 1)
+    x = rotated(x, 1, 1, B)
     return tl.where(w >= B - 1 - a, x, 0.0), tl.where(w >= B - 1 - a, 0.0, x)
 
 

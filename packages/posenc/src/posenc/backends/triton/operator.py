@@ -76,9 +76,10 @@ def sizes_of(width: int, is_forward: bool) -> tuple[Blocks, ...]:
 
 def squares_of(name: str, terms: Container[str], width: int) -> dict[str, int]:
     """How a kernel of squares is launched. Gradients have so many products that four warps lack registers, with values
-    by distance or wide heads."""
+    by distance or wide heads; only few products leave registers to load a square ahead."""
     most = 128 if name == "forward_near" else 64 if "values" not in terms else 0
-    return {"num_warps": 4 if "vectors" in terms and width <= most else 8, "num_stages": 1}
+    is_light = name == "forward_near" and "values" not in terms and width <= 64
+    return {"num_warps": 4 if "vectors" in terms and width <= most else 8, "num_stages": 2 if is_light else 1}
 
 
 def block_of(width: int) -> int:
