@@ -22,7 +22,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	huggingface_hub regex httpx2 httpcore2 tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore smollm2 bench study field docs pictures test check check-mutants check-scale check-triton \
+.PHONY: help demo explore smollm2 bench study pieces field docs pictures test check check-mutants check-scale check-triton \
 	check-compilers check-oldest survey gpu hub kernel wheel lint clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
@@ -49,11 +49,14 @@ smollm2: $(VENV)/.extend kernel ## set up with a model of 135 million parameters
 bench: $(VENV)/.peers kernel ## set up with other libraries, time posenc beside them, write runs/bench
 	$(BIN)/python -m research.benchmarks.run $(BENCH)
 
-# Hours; it goes on where it was stopped, with the records that are here. STUDY="--processes 1" leaves a core alone, and
-# STUDY="--device cuda" has a GPU run what the CPU has not.
+# Hours; it goes on where it was stopped, with the records that are here. STUDY="--processes 1" leaves a core alone.
 study: $(VENV)/.lab kernel ## set up, go on with the study of which scheme is best, write docs/study from its records
 	cd research && ../$(BIN)/python -m study.run $(STUDY); status=$$?; ../$(BIN)/python -m study.pages && \
 		../$(BIN)/python ../docs/tables.py && exit $$status
+
+pieces: $(VENV)/.lab kernel ## set up, go on with the study of text in which far tokens decide: two hours of a core
+	cd research && ../$(BIN)/python -c "from study.texts import fetch; fetch()" && OMP_NUM_THREADS=1 nice -n 19 \
+		../$(BIN)/posenc compare --config study/pieces.toml --out ../runs/study/pieces
 
 # Resumed where it was interrupted. FIELD_OPTIONS="--only of_torchtune" runs a part.
 field: $(VENV)/.field kernel ## set up with other libraries, run the checks on them, write research/field/report.md

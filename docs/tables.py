@@ -17,7 +17,7 @@ from posenc.encoding.terms import Term
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law
 from posenc_lab.choose import evidence
-from posenc_lab.choose.questions import answers
+from posenc_lab.choose.questions import Answer, answers
 
 ROOT = Path(__file__).parents[1]
 
@@ -93,7 +93,11 @@ def _choices() -> str:
         each = {strength: [n for n in names if found[n].strength == strength] for strength in evidence.STRENGTHS}
         return "; ".join(f"**{strength}**: {'; '.join(map(ground, of))}" for strength, of in each.items() if of)
 
-    rows = [(a.case, code(a.begin), grounds(a.rests_on), code(a.compare_with)) for a in answers()]
+    def both(answer: Answer) -> str:
+        instead = (f"; for {code(what)} instead, {grounds(names)}" for what, names in answer.instead.items())
+        return grounds(answer.rests_on) + "".join(instead)
+
+    rows = [(a.case, code(a.begin), both(a), code(a.compare_with)) for a in answers()]
     return _table(("your case", "start with", "evidence", "compare with"), *rows)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from posenc_lab.compare.config import CompareConfig
-from posenc_lab.compare.puzzle import Puzzle
+from posenc_lab.compare.puzzle import Recall
 from posenc_lab.kit.configuration import fingerprint
 from study.run import CPU
 
@@ -117,7 +117,7 @@ def _curve(record: Mapping[str, Any]) -> NDArray[np.float64]:
 
 
 def _is_solved(record: Mapping[str, Any]) -> bool:
-    return bool(np.mean(record["accuracy"]) >= Puzzle.solved)
+    return bool(np.mean(record["accuracy"]) >= Recall.solved)
 
 
 @dataclass(frozen=True)

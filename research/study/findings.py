@@ -10,15 +10,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from posenc.schemes.catalog import catalog
 from posenc_lab.choose.evidence import claims
 from posenc_lab.compare.config import Rate
-from posenc_lab.compare.puzzle import Puzzle
+from posenc_lab.compare.puzzle import Recall
 from posenc_lab.compare.summary import Estimate, Summary, check
-from posenc_lab.compare.tasks import TASKS as COMPARED
-from posenc_lab.compare.tasks import from_toml, task_of
+from posenc_lab.compare.tasks import from_toml
 from posenc_lab.compare.tuning import chosen
 from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.records import Record, read
@@ -44,9 +41,7 @@ def key(scheme: str) -> str:
     return titled(scheme) if scheme in WINDOWS else scheme
 
 
-def label(scheme: str) -> str:
-    """A scheme as tables have it."""
-    return titled(scheme)
+label = titled  # a scheme as tables have it
 
 
 def signed(value: float) -> str:
@@ -61,33 +56,24 @@ def interval(value: Estimate | None) -> str:
     return f"{value.mean:+.3f} ({value.low:+.3f} to {value.high:+.3f})".replace("-", "−")
 
 
-@dataclass(frozen=True)
-class Finished(Puzzle):
-    """A puzzle that posenc compare had: what its records need to be read."""
+class Finished(Recall):
+    """A puzzle of earlier versions of posenc compare: what its records need to be read."""
 
-    lengths = "characters"
-    called: str  # type: ignore[misc]  # by instance
-    test_lengths: tuple[int, ...]
-
-    def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
-        raise NotImplementedError
+    def __init__(self, called: str, test_lengths: Sequence[int]) -> None:
+        self.called = called  # type: ignore[misc]  # by instance
+        self.test_lengths = tuple(test_lengths)
 
 
-def puzzle_of(name: str) -> Puzzle:
+def puzzle_of(name: str) -> Finished:
     """The puzzle of a name."""
-    if name in PUBLISHED["finished"]:
-        told = PUBLISHED["finished"][name]
-        return Finished(told["called"], tuple(told["test_lengths"]))
-    found = task_of(name)
-    assert isinstance(found, Puzzle)
-    return found
+    return Finished(**PUBLISHED["finished"][name])
 
 
 def records(part: str) -> list[Record]:
     """Those of all schemes, in their order and from all devices; none where nothing was measured."""
     unpack()
     folders = (RECORDS / part / folder for folder in SCHEMES)
-    checks = [] if part in TASKS and part not in COMPARED else [check]
+    checks = [] if part in TASKS else [check]
     return [record for on_cpu in folders for out in (on_cpu, on_cpu / GPU) for record in read(out, *checks)]
 
 

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from posenc_lab.compare.pictures import BITS
 from posenc_lab.compare.summary import Estimate, Summary
+from posenc_lab.compare.task import BITS
 from posenc_lab.kit import style
 from study.findings import MEASURE, label
 

@@ -10,9 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from posenc_lab.compare.config import CompareConfig
-from posenc_lab.compare.puzzle import Puzzle
-from posenc_lab.compare.tasks import complete
 from posenc_lab.kit.statistics import wilson
 from study.findings import PUBLISHED, Finished, Part, puzzle_of, records, summary
 
@@ -24,7 +21,7 @@ class Task(Part):
     """A puzzle."""
 
     @property
-    def puzzle(self) -> Puzzle:
+    def puzzle(self) -> Finished:
         return puzzle_of(self.name)
 
     @property
@@ -40,9 +37,7 @@ class Task(Part):
     @property
     def lengths(self) -> tuple[int, ...]:
         """The trained length, then longer ones."""
-        if isinstance(puzzle := self.puzzle, Finished):
-            return puzzle.test_lengths
-        return complete(CompareConfig(task=self.name, train_length=puzzle.defaults["train_length"])).test_lengths
+        return self.puzzle.test_lengths
 
     def shares(self, scheme: str, length: int) -> tuple[float, ...]:
         """The share of right rows of each seed."""

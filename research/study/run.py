@@ -3,16 +3,13 @@
 A job is a comparison of one scheme in a folder of its own below ``runs/study``. What was measured is packed into
 ``research/study/records``, which is under version control. Jobs are in stages, so that all schemes have come equally
 far whenever it stops: tuning, then one seed of each, then more.
-
-A GPU can help: once all is tuned, ``--device cuda`` runs the seeds that the CPU has not measured, the last ones first,
-in folders of their own. What either has measured the other leaves out.
 """
 
 import argparse
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +19,11 @@ from posenc_lab.compare.compare import compare
 from posenc_lab.compare.config import CompareConfig, Rate
 from posenc_lab.compare.grid import finished
 from posenc_lab.compare.summary import Summary
-from posenc_lab.compare.tasks import TASKS as COMPARED
 from posenc_lab.compare.tasks import from_toml
 from posenc_lab.compare.tuning import chosen, trials
 from posenc_lab.executors.executor import cores
 from posenc_lab.executors.local import local
-from posenc_lab.kit.records import FILE, read
+from posenc_lab.kit.records import read
 from study.archives import RECORDS, pack, unpack
 from study.texts import fetch
 
@@ -37,24 +33,10 @@ TEXTS = {"python": 10, "plays": 10, "larger": 5}
 """The seeds that each text is to have; the last is the first, trained longer."""
 
 TASKS = dict.fromkeys(("copy", "reverse", "sort", "addition", "recall", "index", "passkey", "parity"), 10)
-"""The same of each puzzle. All are measured; those that `posenc compare` still has can be measured anew."""
+"""The seeds that each puzzle has. All are measured, and are only read here."""
 
-SCHEMES = {
-    "nope": "nope",
-    "learned": "learned",
-    "sinusoidal": "sinusoidal",
-    "rope": "rope",
-    "p_rope": "p_rope",
-    "alibi": "alibi",
-    "t5": "t5",
-    "kerple": "kerple",
-    "fire": "fire",
-    "fox": "fox",
-    "stick_breaking": "stick_breaking",
-    "pope": "pope",
-    "cope": "cope",
-    "windows": "rope@32~rope@32~nope",
-}
+USUAL = ("nope", "learned", "sinusoidal", "rope", "p_rope", "alibi", "t5", "kerple", "fire", "fox")
+SCHEMES = {name: name for name in (*USUAL, "stick_breaking", "pope", "cope")} | {"windows": "rope@32~rope@32~nope"}
 """Folders, and the schemes in them."""
 
 OF_TWO_LAYERS = {"windows": "rope@32~nope"}
@@ -63,23 +45,19 @@ OF_TWO_LAYERS = {"windows": "rope@32~nope"}
 OF_TASKS = ("nope", "sinusoidal", "rope", "alibi", "t5", "fox", "pope", "windows")
 """Those that puzzles are tried with."""
 
-PLANNED = TEXTS | {name: seeds for name, seeds in TASKS.items() if name in COMPARED}
-"""The seeds of each part that can be measured."""
-
 FOLDERS = dict.fromkeys(TEXTS, tuple(SCHEMES)) | dict.fromkeys(TASKS, OF_TASKS)
 """The folders of its schemes."""
 
-CPU, GPU = "cpu", "cuda"
+CPU, GPU = "cpu", "cuda"  # the second is a folder in that of a scheme: seeds that were measured on a GPU
 
 
 @dataclass(frozen=True)
 class Job:
-    """A comparison of one scheme with these seeds on a device; no seeds: tuning alone."""
+    """A comparison of one scheme with these seeds; no seeds: tuning alone."""
 
     part: str
     folder: str
     seeds: tuple[int, ...]
-    device: str = CPU
 
     @property
     def scheme(self) -> str:
@@ -87,29 +65,25 @@ class Job:
 
     @property
     def out(self) -> Path:
-        """That of the CPU, which tunes too, or a folder in it."""
-        on_cpu = RECORDS / self.part / self.folder
-        return on_cpu if self.device == CPU else on_cpu / self.device
+        return RECORDS / self.part / self.folder
 
     def __str__(self) -> str:
         return f"{self.part}/{self.folder}, {len(self.seeds)} seeds"
 
     def configuration(self) -> CompareConfig:
-        given: dict[str, Any] = {"schemes": [self.scheme], "seeds": list(self.seeds), "device": self.device}
-        if self.device != CPU or self.part not in ("python", *TASKS):
+        given: dict[str, Any] = {"schemes": [self.scheme], "seeds": list(self.seeds)}
+        if self.part != "python":
             given["rates"] = [f"{self.scheme}={tuned(self.part, self.folder)}"]
-        if self.part in TASKS:
-            return from_toml(HERE / "tasks.toml", task=self.part, **given)
         return from_toml(HERE / f"{self.part}.toml", **given)
 
     def done(self) -> bool:
         """Whether its folder holds all of it, so that the text need not be read to find nothing to do."""
         return finished(self.configuration(), read(self.out))
 
-    def whole(self) -> set[int]:
-        """Its seeds of which its folder holds a training with all tests."""
-        found = Summary(record for record in read(self.out) if record["kind"] != "trial").whole()
-        return {seed for seed in self.seeds if (self.scheme, seed) in found}
+    def elsewhere(self) -> set[int]:
+        """The seeds of which a GPU has measured all."""
+        found = Summary(record for record in read(self.out / GPU) if record["kind"] != "trial").whole()
+        return {seed for scheme, seed in found if scheme == self.scheme}
 
 
 def tuned(part: str, folder: str) -> Rate:
@@ -118,46 +92,29 @@ def tuned(part: str, folder: str) -> Rate:
     job = Job(part if part in TASKS else "python", folder, ())
     made = read(job.out)
     rate, tried = chosen(job.scheme, made), sum(record["kind"] == "trial" for record in made)
-    wanted = len(trials(from_toml(HERE / ("tasks.toml" if part in TASKS else "python.toml")), learns=True))
+    wanted = 3 if part in TASKS else len(trials(from_toml(HERE / "python.toml"), learns=True))
     if rate is None or tried < wanted:
         raise ValueError(f"{folder} must be tuned on {job.part} first: it has had {tried} of {wanted} trials")
     return rate
 
 
-def jobs(device: str = CPU) -> Iterator[list[Job]]:
-    """The stages. On the CPU all schemes are tuned, then come few seeds of everything, then the rest; a GPU has one, of
-    what the CPU has not measured, which begins at the last seed."""
-    if device != CPU:
-        yield [job for part, seeds in PLANNED.items() for job in _rest(part, reversed(range(seeds)), device)]
-        return
+def jobs() -> Iterator[list[Job]]:
+    """The stages: all schemes are tuned, then come few seeds of everything, then the rest."""
     yield [Job("python", folder, ()) for folder in SCHEMES]
     for share in (0.1, 0.3, 0.5, 1.0):
-        for part, seeds in PLANNED.items():
-            yield _rest(part, range(math.ceil(share * seeds)), CPU)
-
-
-def _rest(part: str, seeds: Iterable[int], device: str) -> list[Job]:
-    """A job for each scheme of a part, without the seeds that are measured on the other device."""
-    wanted = tuple(seeds)
-    elsewhere = GPU if device == CPU else CPU
-    found = []
-    for folder in FOLDERS[part]:
-        job, other = Job(part, folder, wanted, device), Job(part, folder, wanted, elsewhere)
-        there = other.whole() if (other.out / FILE).exists() else set()
-        if left := tuple(seed for seed in job.seeds if seed not in there):
-            found.append(replace(job, seeds=left))
-    return found
+        for part, seeds in TEXTS.items():
+            wanted = [Job(part, folder, tuple(range(math.ceil(share * seeds)))) for folder in FOLDERS[part]]
+            left = ((job, tuple(sorted({*job.seeds} - job.elsewhere()))) for job in wanted)
+            yield [replace(job, seeds=seeds) for job, seeds in left if seeds]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m study.run", description=__doc__)
     parser.add_argument("--processes", type=int, default=cores(), help="jobs at once, of one thread each")
-    parser.add_argument("--stages", type=int, default=99, help="stop after so many stages")
-    parser.add_argument("--device", default=CPU, choices=(CPU, GPU), help="where to train")
     arguments = parser.parse_args()
     fetch()
     unpack()
-    for stage, _ in zip(jobs(arguments.device), range(arguments.stages), strict=False):
+    for stage in jobs():
         failed = run([job for job in stage if not job.done()], arguments.processes)
         pack()
         if failed:  # what comes after builds on it

@@ -12,7 +12,7 @@ from posenc_lab.compare.config import Rate
 from posenc_lab.compare.summary import Estimate
 from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.statistics import mean_of
-from study import findings, pages, puzzles, run
+from study import findings, pages, puzzles, run, texts
 from study.claims import check
 from study.findings import AT_ONE_RATE, Contrast, judged
 from tests.compare import synthetic_records
@@ -179,8 +179,6 @@ def test_a_scheme_that_is_not_tuned_is_named(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(run, "RECORDS", tmp_path)
     with pytest.raises(ValueError, match="rope must be tuned on python first: it has had 0 of 15 trials"):
         run.Job("plays", "rope", (0,)).configuration()
-    with pytest.raises(ValueError, match="rope must be tuned on copy first: it has had 0 of 3 trials"):
-        run.Job("copy", "rope", (0,), "cuda").configuration()
 
 
 def write(out: Path, records: Sequence[Any]) -> None:
@@ -202,6 +200,18 @@ def test_a_job_is_done_when_its_folder_holds_all_of_it(tmp_path: Path, monkeypat
     assert kept(15) == [True, False, False]
     assert kept(len(made) - 2) == [True, False, False]  # a training that is not tested to its end
     assert kept(len(made)) == [True, True, False]
+
+
+def test_natural_copies_are_pieces_around_a_change() -> None:
+    old = b"class One:\n    def forward(self, states):\n        return LlamaAttention(config, layer_idx)\n"
+    new, seen, piece = (
+        old.replace(b"Llama", b"Qwen"),
+        set[bytes](),
+        b"states):\n        return LlamaAttention(config, l",
+    )
+    assert list(texts.pairs(old, new, seen)) == [piece + piece.replace(b"Llama", b"Qwen") + b"a"]
+    assert list(texts.pairs(old, old.replace(b"Llama", b"Zaya"), seen)) == []
+    assert list(texts.pairs(old, old.replace(b"return LlamaAttention(config, layer_idx)", b"x = 1"), set())) == []
 
 
 def test_pages_are_written_where_the_documentation_is() -> None:

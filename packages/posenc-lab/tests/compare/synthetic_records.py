@@ -1,7 +1,6 @@
 """Records as a comparison would leave them, from a formula: every kind of trouble at once, and nothing trained."""
 
 import math
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -73,8 +72,6 @@ def diverge(records: list[dict[str, Any]], scheme: str, seed: int = 0) -> list[d
         "tokens",
         "accuracy",
         "examples",
-        "edges",
-        "stderr",
         "undefined",
         "curve",
         "final_bits",
@@ -100,10 +97,6 @@ def _loss(scheme: str, context: float) -> float:
 def _measured(kind: str, scheme: str, seed: int, length: int, longest: int) -> dict[str, Any]:
     if scheme == "learned" and length > TRAIN_LENGTH and kind != "truncated":
         return {"undefined": f"learned has {TRAIN_LENGTH} positions, 0 to 127; got position {length - 1}"}
-    if kind == "by_position":
-        edges = [0, 1, 2, 4, 8, 16, *range(32, longest + 1, 32)]
-        bits = [_loss(scheme, (a + b) / 2) for a, b in pairwise(edges)]
-        return {"edges": edges, "bits": bits, "stderr": [0.08] * len(bits)}
     context = {"windows": length / 2, "sliding": 0.75 * length}.get(kind, length)
     # The text makes a window hard for all schemes alike; the scheme and the seed add a little of their own.
     text = np.random.default_rng(7).normal(0, 0.25, WINDOWS)

@@ -19,7 +19,7 @@ UNITS = 40
 
 def records(seeds: tuple[int, ...] = (0,)) -> list[dict[str, Any]]:
     """nope and alibi are never right, learned is undefined past the training length."""
-    config = configured({"task": "copy", "schemes": SCHEMES, "seeds": seeds})
+    config = configured({"task": "recall", "schemes": SCHEMES, "seeds": seeds})
     about = {"fingerprint": "01", "configuration": config.to_dict(), "text": {"about": "made up", "digest": "98"}}
     about |= {"versions": {}, "machine": {}, "time": "2026-01-02T03:04:05+00:00"}
     made: list[dict[str, Any]] = []
@@ -46,13 +46,13 @@ def records(seeds: tuple[int, ...] = (0,)) -> list[dict[str, Any]]:
 
 
 def _measured(scheme: str, length: int) -> dict[str, Any]:
-    if scheme == "learned" and length > 20:
+    if scheme == "learned" and length > 16:
         return {"undefined": f"learned has no position {length - 1}"}
     share = 0.0 if scheme in ("nope", "alibi") else 0.9
     return {"accuracy": [float(n < round(share * UNITS)) for n in range(UNITS)], "examples": 1}
 
 
-IMAGES: dict[str, Any] = {name: {False: b"", True: b""} for name in pictures.OF_PUZZLES}
+IMAGES: dict[str, Any] = {name: {False: b"", True: b""} for name in ("accuracy", "training")}
 
 
 def test_the_page_has_every_number_and_says_what_stands_in_it() -> None:
@@ -64,10 +64,10 @@ def test_the_page_has_every_number_and_says_what_stands_in_it() -> None:
     head, *rows = parsed.tables["schemes"]
     assert len(head) == 8
     for scheme, row in zip(SCHEMES, rows, strict=True):
-        for cell, length in zip(row[1:5], (20, 25, 30, 40), strict=True):
+        for cell, length in zip(row[1:5], (16, 32, 64, 128), strict=True):
             value = Summary(made).bits("accuracy", scheme, length)
             assert cell.split()[0] == (f"{value.mean:.3f}" if value else "undefined")
-    for said in ("posenc compare --task copy", "results are of one seed", "What must not be concluded", "segment"):
+    for said in ("posenc compare --task recall", "results are of one seed", "What must not be concluded", "segment"):
         assert said in text
 
 
@@ -76,19 +76,19 @@ def test_what_was_observed() -> None:
     assert tuning.startswith("No scheme was tuned")
     assert verdicts.startswith("This comparison has one seed, so there are no verdicts")
     assert found == [
-        "At the training length of 20 letters, share of right answers: 0.90 with Learned, 0.90 with RoPE, 0.00 with "
-        "NoPE and 0.00 with ALiBi.",
-        "At 40 letters, 2× the training length, share of right answers: 0.90 with RoPE, 0.00 with NoPE and 0.00 with "
-        "ALiBi; Learned is undefined past 20.",
+        "At the training length of 16 characters, share of right answers: 0.90 with Learned, 0.90 with RoPE, 0.00 "
+        "with NoPE and 0.00 with ALiBi.",
+        "At 128 characters, 8× the training length, share of right answers: 0.90 with RoPE, 0.00 with NoPE and 0.00 "
+        "with ALiBi; Learned is undefined past 16.",
     ]
     assert report.observed(Summary(records(THREE)))[1:] == [
-        "At the training length of 20 letters, no scheme is shown to beat any of Learned (0.90) and RoPE (0.90); NoPE "
-        "is 0.90 below and ALiBi is 0.90 below.",
-        "At 40 letters, 2× the training length, RoPE has the highest share of right answers, 0.90; NoPE is 0.90 below "
-        "and ALiBi is 0.90 below; Learned is undefined past 20.",
+        "At the training length of 16 characters, no scheme is shown to beat any of Learned (0.90) and RoPE (0.90); "
+        "NoPE is 0.90 below and ALiBi is 0.90 below.",
+        "At 128 characters, 8× the training length, RoPE has the highest share of right answers, 0.90; NoPE is 0.90 "
+        "below and ALiBi is 0.90 below; Learned is undefined past 16.",
     ]
     never = [{**r, "accuracy": [0.0] * UNITS} if r["kind"] == "accuracy" else r for r in records(THREE)]
-    assert Summary(never).best("accuracy", 40) == ()
+    assert Summary(never).best("accuracy", 128) == ()
 
 
 def bimodal() -> list[dict[str, Any]]:
@@ -101,10 +101,10 @@ def bimodal() -> list[dict[str, Any]]:
 
 
 def test_how_many_seeds_solve_it_stands_beside_the_mean() -> None:
-    assert report.solved(Summary(bimodal()), "rope", 40) == "2 of 3 solve it (0.21–0.94)"
+    assert report.solved(Summary(bimodal()), "rope", 128) == "2 of 3 solve it (0.21–0.94)"
     two = [{**r, "configuration": {**r["configuration"], "seeds": [0, 1]}} for r in bimodal() if r["seed"] < 2]
-    assert report.solved(Summary(two), "rope", 40) == "1 of 2 solve it"
-    assert report.solved(Summary(records()), "rope", 40) == ""
+    assert report.solved(Summary(two), "rope", 128) == "1 of 2 solve it"
+    assert report.solved(Summary(records()), "rope", 128) == ""
     parsed = Page(report.html(bimodal(), IMAGES))
     assert parsed.row("schemes", "RoPE")[4] == "0.833 0.12–1.00 2 of 3 solve it (0.21–0.94)"
 
@@ -116,7 +116,7 @@ def test_shares_have_wilsons_interval_of_one_training_and_lie_between_0_and_1() 
         (bimodal(), (5 / 6, pytest.approx(0.116, abs=1e-3), 1.0)),  # t of 2 degrees: 0.833 - 4.303 / 6
         (right, (1.0, *wilson(40, 40)[1:])),
     ):
-        value = Summary(made).bits("accuracy", "rope", 20)
+        value = Summary(made).bits("accuracy", "rope", 16)
         assert value is not None
         assert (value.mean, value.low, value.high) == expected
 
@@ -132,9 +132,7 @@ def test_any_first_part_of_the_records_can_be_reported() -> None:
 def test_the_figure_shows_the_intervals_and_the_training_length(dark: bool) -> None:
     axes = pictures.accuracy(Summary(records()), dark).axes[0]
     lines = {str(line.get_label()): line for line in axes.get_lines()}
-    assert list(np.asarray(lines["RoPE"].get_xdata())) == [20, 25, 30, 40]
-    assert list(np.asarray(lines["Learned"].get_xdata())) == [20]
+    assert list(np.asarray(lines["RoPE"].get_xdata())) == [16, 32, 64, 128]
+    assert list(np.asarray(lines["Learned"].get_xdata())) == [16]
     assert any(label.get_text().endswith("training length") for label in axes.get_xticklabels())
-    assert any("Learned: undefined past 20" in text.get_text() for text in axes.texts)
-    with pytest.raises(ValueError, match="must be of a puzzle, got those of Text"):
-        pictures.accuracy(Summary([]), dark)
+    assert any("Learned: undefined past 16" in text.get_text() for text in axes.texts)

@@ -18,13 +18,12 @@ from tests.compare.tiny_comparison import SCHEMES, small_config, untimed, write_
 def planned(config: CompareConfig) -> list[tuple[Any, ...]]:
     once = [(kind, None) for kind in ("training", "speed")]
     kinds = [*once, *plan(config.test_lengths, config.train_length)]
-    kinds = [(kind, None if kind == "by_position" else length) for kind, length in kinds]
     return sorted((str(k), s, seed, n or 0) for k, n in kinds for s in config.schemes for seed in config.seeds)
 
 
 def measured(records: list[Record]) -> list[tuple[Any, ...]]:
     found = [key(record) for record in records]
-    return sorted((k, s, seed, 0 if k == "by_position" else n or 0) for k, s, seed, n, _ in found)
+    return sorted((k, s, seed, n or 0) for k, s, seed, n, _ in found)
 
 
 class Interrupting(Progress):

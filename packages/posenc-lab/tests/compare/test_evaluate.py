@@ -98,21 +98,6 @@ def test_lengths_that_do_not_divide_one_another() -> None:
         assert (result["tokens"], result["bits"][0]) == (25, pytest.approx(mean(26, 50), abs=1e-5))
 
 
-def test_by_position() -> None:
-    bits = np.linspace(1, 3, 3)
-    scale = Known(seen)
-    windows = WINDOWS.copy()
-    result = Evaluator(scale, windows, LENGTHS, TRAIN_LENGTH).measure("by_position", 64)
-    assert result["edges"] == [0, 1, 2, 4, *range(8, 65, 4)]
-    pairs = zip(result["edges"], result["edges"][1:], strict=False)
-    assert result["bits"] == pytest.approx([mean(a + 1, b) for a, b in pairs], abs=1e-5)
-    assert result["stderr"] == pytest.approx([0.0] * (len(result["edges"]) - 1), abs=1e-5)
-    # Windows that differ, by the same at every position: the standard error is that of their mean.
-    by_row = Known(lambda index, place: torch.from_numpy(bits)[:, None].expand_as(index))
-    result = Evaluator(by_row, windows, LENGTHS, TRAIN_LENGTH).measure("by_position", 64)
-    assert result["stderr"] == pytest.approx([bits.std(ddof=1) / math.sqrt(3)] * len(result["stderr"]), abs=1e-5)
-
-
 def test_where_the_scheme_has_no_position_there_is_no_number() -> None:
     evaluator = Evaluator(Known(seen, limit=16), WINDOWS, LENGTHS, TRAIN_LENGTH)
     undefined = {"undefined": "Known encodes positions 0 to 15, got 31"}
@@ -120,7 +105,6 @@ def test_where_the_scheme_has_no_position_there_is_no_number() -> None:
     for kind in ("windows", "sliding", "final_tokens"):
         assert evaluator.measure(kind, 32) == undefined
     assert evaluator.measure("truncated", 16)["bits"][0] == pytest.approx(1.0, abs=1e-5)
-    assert evaluator.measure("by_position", 64) == {"undefined": "Known encodes positions 0 to 15, got 63"}
 
 
 def test_an_infinite_loss_is_null() -> None:

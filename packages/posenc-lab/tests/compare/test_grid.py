@@ -159,9 +159,9 @@ def test_other_grids_are_a_table(measured: tuple[Path, Grid], tmp_path: Path) ->
     assert [column.text for column in table.columns][:4] == ["steps", "scheme", "score", "seeds"]
     rows = [[cell.text for cell in row] for row in table.cells]
     assert [row[:4] for row in rows] == [
-        ["6", "NoPE", "bits", "2"],
-        ["6", "ALiBi", "bits", "1"],
-        ["12", "NoPE", "bits", "1"],
+        ["6", "NoPE", "bits per byte", "2"],
+        ["6", "ALiBi", "bits per byte", "1"],
+        ["12", "NoPE", "bits per byte", "1"],
     ]
     (sliding,) = (r for r in found[twelve] if (r["kind"], r.get("length")) == ("sliding", 16))
     assert rows[2][4].startswith(f"{sum(sliding['bits']) / len(sliding['bits']):.3f}±")

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from posenc_lab.compare.pictures import FIGURES, differences, final_tokens, sliding, windows
+from posenc_lab.compare.pictures import FIGURES, final_tokens, sliding, windows
 from posenc_lab.compare.summary import Summary
 from posenc_lab.kit.titles import titled
 from tests.compare import synthetic_records
@@ -60,31 +60,14 @@ def test_an_exploding_scheme_does_not_flatten_the_rest_and_is_not_dropped() -> N
 
 
 def test_where_a_scheme_is_undefined_its_line_ends_in_a_cross_with_a_note() -> None:
-    for draw in (windows, sliding, final_tokens, differences):
+    for draw in (windows, sliding, final_tokens):
         figure = draw(Summary(synthetic_records.records()))
         assert "× Learned: undefined past 128" in texts(figure)
         crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
         assert [float(line.get_xdata()[0]) for line in crosses] == [128]
 
 
-def test_differences_are_paired_and_show_the_margin() -> None:
-    records = synthetic_records.records()
-    figure = differences(Summary(records))
-    drawn = lines(figure)
-    assert "NoPE" not in drawn
-    means = [
-        (bits(records, "sliding", "rope", n) - bits(records, "sliding", "nope", n)).mean()
-        for n in synthetic_records.LENGTHS
-    ]
-    assert list(drawn["RoPE"].get_ydata()) == pytest.approx(means)
-    zone = next(patch for patch in figure.axes[0].patches if patch.get_label() == "margin")
-    extent = zone.get_extents().transformed(figure.axes[0].transData.inverted())
-    assert (extent.ymin, extent.ymax) == pytest.approx((-0.02, 0.02))
-    assert "grey: the margin, ±0.02 bits" in texts(figure)
-    assert any("−1.45 ↓" in text for text in texts(figure))
-
-
-@pytest.mark.parametrize("name", ["windows", "differences", "training"])
+@pytest.mark.parametrize("name", ["windows", "training"])
 def test_what_diverged_is_said_in_every_figure(name: str) -> None:
     records = synthetic_records.diverge(synthetic_records.records(), "rope")
     figure = FIGURES[name](Summary(records), False)

@@ -57,7 +57,7 @@ def test_what_several_processes_are_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["text", "copy", "recall"])
+@pytest.mark.parametrize("name", ["text", "recall"])
 def test_targets_are_what_a_loss_is_the_mean_over(name: str, tmp_path: Path) -> None:
     task = task_of(name)
     config = configured({"task": name, "text": [str(write_text(tmp_path / "text"))], "train_length": 16, "dim": 16})

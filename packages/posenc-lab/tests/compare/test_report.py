@@ -10,14 +10,15 @@ import pytest
 from rich.console import Console
 
 from posenc_lab.compare import report
-from posenc_lab.compare.pictures import FIGURES
+from posenc_lab.compare.text import Text
 from posenc_lab.kit.titles import titled
 from tests.compare import synthetic_records
 from tests.compare.test_summary import THREE, bits
 from tests.kit.pages import Page
 
 # Drawing takes longer than all else here, and the pictures have tests of their own.
-PIXEL = {name: {False: b"light " + name.encode(), True: b"dark " + name.encode()} for name in FIGURES}
+DRAWN = [name for group in Text.figures for name in group]
+PIXEL = {name: {False: b"light " + name.encode(), True: b"dark " + name.encode()} for name in DRAWN}
 
 
 def page(records: list[dict[str, Any]]) -> Page:
@@ -117,7 +118,7 @@ def test_write_leaves_whole_files_only(tmp_path: Path) -> None:
     parsed = Page(path.read_text(encoding="utf-8"))
     images = {a[name] for tag, a in parsed.tags for name in ("src", "srcset") if tag in ("img", "source") and name in a}
     files = sorted(path.parent.rglob("*.png"))
-    assert [f.name for f in files] == sorted(f"{n}{d}.png" for n in FIGURES for d in ("", "-dark"))
+    assert [f.name for f in files] == sorted(f"{n}{d}.png" for n in PIXEL for d in ("", "-dark"))
     assert {"data:image/png;base64," + base64.b64encode(f.read_bytes()).decode() for f in files} == images
     assert all(f.read_bytes().startswith(b"\x89PNG") for f in files)
     assert not list(path.parent.rglob("*.writing"))

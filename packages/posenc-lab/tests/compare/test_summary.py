@@ -70,13 +70,13 @@ def test_what_is_missing_is_named() -> None:
         if scheme == "alibi":
             return False
         if scheme == "rope":
-            return kind != "by_position" and not (kind == "sliding" and length in (512, 1024))
+            return not (kind == "sliding" and length in (512, 1024))
         return kind != "speed"
 
     missing = Summary([r for r in synthetic_records.records() if kept(r)]).missing()
     assert missing == [
         "NoPE, Learned and Sinusoidal, seed 0: the step time",
-        "RoPE, seed 0: sliding windows at 512 and 1,024 bytes; loss by position",
+        "RoPE, seed 0: sliding windows at 512 and 1,024 bytes",
         "ALiBi, seed 0: everything",
     ]
 

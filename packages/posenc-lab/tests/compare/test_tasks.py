@@ -14,11 +14,11 @@ from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.tasks import TASKS, complete, configured, task_of
 from posenc_lab.compare.train import batch, optimizer_for, step_of
 from posenc_lab.kit.configuration import fingerprint
-from tests.compare.tiny_comparison import write_text
+from tests.compare.test_pieces import write
 from tests.rows import with_more
 
 TINY: dict[str, Any] = {"layers": 1, "dim": 16, "heads": 2, "batch_size": 4, "windows": 8, "steps": 2}
-SIZES = {"text": 16, "copy": 4}  # the puzzles differ in their rows alone: one for all
+SIZES = {"text": 16, "pieces": 64, "recall": 8}
 
 
 RULES = {name: task_of(name) for name in SIZES}
@@ -30,17 +30,22 @@ def tiny(task: str, *schemes: str, **changes: Any) -> CompareConfig:
 
 
 def test_the_fingerprint_of_a_text_does_not_know_that_there_are_other_tasks() -> None:
-    identity = complete(CompareConfig()).identity(torch="1")
+    identity = complete(CompareConfig(tune_multipliers=(1, 10, 30))).identity(torch="1")  # as the first had them
     assert "task" not in identity
     assert fingerprint(identity) == "b1d56e4144c7d249"
-    assert configured({"task": "copy"}).identity()["task"] == "copy"
+    assert configured({"task": "recall"}).identity()["task"] == "recall"
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"task": "sing"}, f"task must be one of {', '.join(TASKS)}, got 'sing'"),
-        ({"task": "addition", "train_length": 4}, "train_length must be at least 5 digits, got 4"),
+        ({"task": "copy"}, f"task must be one of {', '.join(TASKS)}, got 'copy'"),  # of earlier records
+        ({"task": "recall", "train_length": 7}, "train_length must be at least 8 characters, got 7"),
+        ({"task": "recall", "test_lengths": (7, 30)}, r"test_lengths must be at least 8 characters, got \[7, 30\]"),
+        ({"task": "pieces", "train_length": 47}, "train_length must be at least 48 bytes, got 47"),
+        ({"task": "pieces", "test_lengths": (127,)}, "test_lengths must be at least 128 bytes, to hold two pieces"),
+        ({"task": "pieces", "train_length": 191, "copies": ["a"]}, "copies must be none with a train_length below 192"),
     ],
 )
 def test_wrong_values(values: dict[str, Any], message: str) -> None:
@@ -62,7 +67,7 @@ FEW = ("rope", "learned", "relative_2d")
     ),
 )
 def test_every_scheme_takes_a_step_or_is_refused_with_its_reason(task: str, scheme: str, tmp_path: Path) -> None:
-    changes = {"text": (str(write_text(tmp_path / "text")),)} if task == "text" else {}
+    changes = {"text": (str(write(tmp_path, "text", 20_000, 0)),)} if task != "recall" else {}
     config, rules = tiny(task, scheme, **changes), task_of(task)
     if scheme in chain(*rules.left_out().values()):
         with pytest.raises(ValueError, match=f"schemes must do with.*, got '{scheme}'"):
@@ -86,13 +91,14 @@ def test_what_each_task_has_no_positions_for() -> None:
     assert {"relative_2d", "axial_rope"} <= two
     assert {task: set(chain(*rules.left_out().values())) for task, rules in RULES.items()} == {
         "text": {"segment", *two, *three},
-        "copy": {"segment", *two, *three},
+        "pieces": {"segment", *two, *three},
+        "recall": {"segment", *two, *three},
     }
 
 
 def test_all_is_every_scheme_that_applies_and_the_others_are_named() -> None:
-    config = resolved(tiny("copy", "alibi+rope", "all", "nope"))
-    assert config.schemes == ("alibi+rope", *task_of("copy").applicable())
+    config = resolved(tiny("recall", "alibi+rope", "all", "nope"))
+    assert config.schemes == ("alibi+rope", *task_of("recall").applicable())
     assert resolved(config) == config
 
 
@@ -101,7 +107,7 @@ def test_all_is_every_scheme_that_applies_and_the_others_are_named() -> None:
     [
         ("text", "relative_2d", "schemes must do with one coordinate per token, since plain text has no second one"),
         ("text", "segment", "schemes must do without segments, of which plain text has none, got 'segment'"),
-        ("copy", "relative_2d", "since a row of letters and their copy has no second one, got 'relative_2d'"),
+        ("recall", "relative_2d", "since a row of keys and values among filler has no second one, got 'relative_2d'"),
     ],
 )
 def test_a_scheme_that_cannot_apply_is_wrong_use(

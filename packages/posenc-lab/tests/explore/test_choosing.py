@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from posenc.schemes.catalog import CATALOG
-from posenc_lab.choose.evidence import STRENGTHS
 from posenc_lab.choose.questions import answer_to, answers, questions
 from posenc_lab.explore.catalog import evidence
 from tests.explore.node import Node
@@ -91,7 +90,7 @@ def test_the_page_asks_what_the_terminal_asks_and_leads_where_it_leads(figures: 
         assert said == {"name": answer.name, "needs": wanted}
         shown = figures("figure", name="which", state=given)
         assert shown["line"].endswith(answer.code)
-        strength = f"Evidence for it: {STRENGTHS[answer.strength]}."
+        strength = f"Evidence for it: {answer.strength_in_words}."
         assert shown["says"].startswith(f"{answer.case}: begin with {answer.begin}. {strength}")
         if given["weights"] != "no":  # their scheme is kept, and no list of others follows
             assert shown["says"].endswith(strength)

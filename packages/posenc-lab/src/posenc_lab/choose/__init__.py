@@ -7,7 +7,8 @@ The explorer uses the same files. Nothing here imports torch.
 filter. The first option is the default. An answer's ``when`` maps each question it depends on to the values that lead
 to it; every combination of values leads to exactly one answer. Of the tables and statements that an answer names,
 ``rests_on`` names those that speak for it; the strongest of these gives the strength of the recommendation, one of
-`posenc_lab.choose.evidence.STRENGTHS`.
+`posenc_lab.choose.evidence.STRENGTHS`. Where a paper and posenc's own measurements differ, ``instead`` has what the
+latter speak for, and their names, with a strength of their own.
 
 ``evidence.json`` has tables of published figures and posenc's own, `posenc_lab.choose.evidence.PublishedTable`, and
 statements without figures, `posenc_lab.choose.evidence.Statement`. ``study.json`` has tables of the study, written

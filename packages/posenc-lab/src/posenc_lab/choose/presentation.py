@@ -60,7 +60,7 @@ def as_text(answer: Answer, given: Mapping[str, str]) -> str:
         f"Start with {answer.begin}:\n\n{textwrap.indent(code, '    ')}",
         *measure,
         _wrapped(f"Why: {answer.why}"),
-        f"Strength of the evidence for it: {STRENGTHS[answer.strength]}.",
+        f"Strength of the evidence for it: {answer.strength_in_words}.",
         "Evidence:",
         *(_wrapped(f"{each.says} ({each.where}; {STRENGTHS[each.strength]})", 2) for each in statements_of(answer)),
         *(_table(table) for table in tables_of(answer)),

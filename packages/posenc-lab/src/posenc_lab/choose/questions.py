@@ -1,7 +1,7 @@
 """Reads the questions and answers of ``questions.json``, and narrows them by the answers given so far."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -37,7 +37,8 @@ class Answer:
     """A recommendation. ``when`` maps questions to the values that lead to it, ``code`` is Python that runs with
     transformers and the variables of the catalog's examples (with heads of the channels that it names), ``command``
     measures it; ``evidence`` names tables, ``claims`` claims and ``statements`` statements. ``rests_on`` names the
-    tables and statements that speak for the recommendation."""
+    tables and statements that speak for the recommendation. Where those of a paper and those measured here differ,
+    ``instead`` has what the latter are for, and their names."""
 
     name: str
     case: str
@@ -52,15 +53,27 @@ class Answer:
     statements: Sequence[str]
     rests_on: Sequence[str]
     unknown: str
+    instead: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def strength(self) -> str:
         """That of the strongest evidence that it rests on, one of `posenc_lab.choose.evidence.STRENGTHS`."""
-        return min((strengths()[name] for name in self.rests_on), key=list(evidence.STRENGTHS).index)
+        return strongest(self.rests_on)
+
+    @property
+    def strength_in_words(self) -> str:
+        """The same in words, and after it that of what there is ``instead``."""
+        others = (f"; for {what} instead: {evidence.STRENGTHS[strongest(of)]}" for what, of in self.instead.items())
+        return evidence.STRENGTHS[self.strength] + "".join(others)
 
     def fits(self, given: Mapping[str, str]) -> bool:
         """Whether the answers given so far may lead here."""
         return all(name not in given or given[name] in values for name, values in self.when.items())
+
+
+def strongest(names: Sequence[str]) -> str:
+    """The strength of the strongest of some tables and statements."""
+    return min((strengths()[name] for name in names), key=list(evidence.STRENGTHS).index)
 
 
 @cache

@@ -2,13 +2,13 @@
 
 Its tensors are ``model.<name>``, the state of the model; ``step.<name>``, ``exp_avg.<name>`` and ``exp_avg_sq.<name>``,
 that of AdamW for every parameter that had a gradient; and ``running``, the sum of the losses since the last point of
-the curve. Its metadata has one entry, ``training``, in JSON: step, seconds, curve, fingerprint, and a digest of all
-that. There is no generator's state, since a batch follows from seed and step.
+the curve. Its metadata has one entry, ``training``, in JSON: step, seconds, curve, probed, fingerprint, and a digest of
+all that. There is no generator's state, since a batch follows from seed and step.
 """
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ SUFFIX = ".safetensors"
 ENTRY = "training"
 REMOVAL_HINT = "remove it to train anew"
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-STORED_FIELDS = {"step": int, "seconds": float, "curve": list[tuple[int, float]], "fingerprint": str, "digest": str}
+CURVE = list[tuple[int, float]]
+STORED_FIELDS = {"step": int, "seconds": float, "curve": CURVE, "probed": CURVE, "fingerprint": str, "digest": str}
 
 
 class CheckpointError(ValueError):
@@ -33,13 +34,14 @@ class CheckpointError(ValueError):
 
 @dataclass
 class Reached:
-    """The progress of a training: steps done, seconds spent in them, the curve [(step, mean bits up to it)], and
-    ``running``."""
+    """The progress of a training: steps done, seconds spent in them, the curve [(step, mean bits up to it)],
+    ``running``, and what the task's probe measured at each point of the curve."""
 
     step: int
     seconds: float
     curve: list[tuple[int, float]]
     running: Tensor
+    probed: list[tuple[int, float]] = field(default_factory=list)
 
 
 def save(
@@ -51,7 +53,8 @@ def save(
         held |= {f"{what}.{name}": value for what, value in optimizer.state.get(parameter, {}).items()}
     # Copies, since safetensors refuses tensors that share memory, such as tied weights.
     tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in held.items()}
-    told = {"step": reached.step, "seconds": reached.seconds, "curve": reached.curve, "fingerprint": fingerprint}
+    told = {name: getattr(reached, name) for name in ("step", "seconds", "curve", "probed")}
+    told["fingerprint"] = fingerprint
     told["digest"] = _digest(tensors, told)
     write_whole(path, to_bytes(tensors, {ENTRY: json.dumps(told)}))
 
@@ -88,8 +91,8 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, *, fingerpr
     }
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     device = next(model.parameters()).device
-    curve = [(step, float(bits)) for step, bits in told["curve"]]
-    return Reached(told["step"], told["seconds"], curve, tensors["running"].to(device))
+    curve, probed = ([(step, float(value)) for step, value in told[name]] for name in ("curve", "probed"))
+    return Reached(told["step"], told["seconds"], curve, tensors["running"].to(device), probed)
 
 
 def _unlike(tensors: dict[str, Tensor], model: nn.Module) -> str:

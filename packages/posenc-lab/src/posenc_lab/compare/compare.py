@@ -31,7 +31,7 @@ from posenc_lab.compare.train import TRAINING, TUNING, DivergedError, batch, opt
 from posenc_lab.compare.tuning import chosen, losses, trials
 from posenc_lab.kit import configuration_file, processes
 from posenc_lab.kit.configuration import differences, fingerprint
-from posenc_lab.kit.files import digest_of
+from posenc_lab.kit.files import digest_of, rounded
 from posenc_lab.kit.interleaving import orders, ratios
 from posenc_lab.kit.machine import clock_of, device_of, versions
 from posenc_lab.kit.processes import Lead, Stop, jobs, own_device
@@ -187,6 +187,7 @@ class Training:
             fingerprint=self.fingerprint,
             loss_of=task.loss,
             targets=task.targets,
+            probe=loaded.probe if self.stream == TRAINING else None,
             tick=tick,
         )
 
@@ -319,6 +320,7 @@ class _Lab:
             leave_untested(str(error))
             return
         if not before:
+            probed: dict[str, Any] = {"use": [[step, rounded(use)] for step, use in training.probed]}
             tokens = batch(self.loaded.train, config, seed, 0).to(self.device)
             if self.device.type == "cuda":  # libraries keep what they allocate in a first pass
                 self.task.loss(model, tokens).backward()
@@ -335,6 +337,7 @@ class _Lab:
                 seconds=round(training.seconds, 3),
                 curve=[[step, round(bits, 6)] for step, bits in training.curve],
                 final_bits=round(training.curve[-1][1], 6),
+                **(probed if training.probed else {}),
             )
             model.zero_grad(set_to_none=True)
 

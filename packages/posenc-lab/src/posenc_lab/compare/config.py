@@ -32,8 +32,8 @@ class Rate:
 class CompareConfig(Configuration):
     """The configuration of ``posenc compare``; `posenc_lab.compare.tasks.complete` adds the task's defaults."""
 
-    # The text and the plan are identified by their bytes, not their paths; the rates by the records of each training.
-    EXTENSIBLE = ("schemes", "seeds", "text", "rates", "reference", "timed", "plan")
+    # The texts and the plan are identified by their bytes, not their paths; the rates by the records of each training.
+    EXTENSIBLE = ("schemes", "seeds", "text", "copies", "rates", "reference", "timed", "plan")
 
     task: str = option("text", "the task; the defaults below are those of text")
     schemes: tuple[str, ...] = option(
@@ -43,6 +43,9 @@ class CompareConfig(Configuration):
     )
     text: tuple[str, ...] = option(
         (), "files, folders or globs to train and test on (default: Python's standard library)", commas=False
+    )
+    copies: tuple[str, ...] = option(
+        (), "of pieces: files of pairs of a source and a copy of 48 bytes (default: pieces of the text)", commas=False
     )
     train_length: int = option(128, "training length in bytes (characters of a puzzle)", least=4)
     test_lengths: tuple[int, ...] = option(
@@ -70,7 +73,9 @@ class CompareConfig(Configuration):
         (1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2), "learning rates to try in tuning", above=0
     )
     tune_multipliers: tuple[float, ...] = option(
-        (1.0, 10.0, 30.0), "learning rate multipliers to try for positional parameters; none: the catalog's", above=0
+        (0.3, 1.0, 10.0, 30.0, 100.0),
+        "learning rate multipliers to try for positional parameters; none: the catalog's",
+        above=0,
     )
     tune_seeds: tuple[int, ...] = option(
         (0,), "seeds of tuning, used for no training; each scheme is tuned once per seed", least=0

@@ -62,10 +62,10 @@ class Text:
         """How many windows of ``size`` bytes there are side by side, each inside one file."""
         return int((self.sizes // size).sum())
 
-    def draw(self, rng: np.random.Generator, count: int, size: int) -> Bytes:
-        """``count`` random windows (count, size), drawn uniformly from all places inside files."""
-        places = np.maximum(self.sizes - size + 1, 0)
-        return self._windows(self._at(rng.integers(places.sum(), size=count), places, 1), size)
+    def draw(self, rng: np.random.Generator, count: int, size: int, step: int = 1) -> Bytes:
+        """``count`` random windows (count, size), uniformly from all places inside files, ``step`` bytes apart."""
+        places = np.maximum((self.sizes - size) // step + 1, 0)
+        return self._windows(self._at(rng.integers(places.sum(), size=count), places, step), size)
 
     def spread(self, count: int, size: int) -> Bytes:
         """Up to ``count`` windows (windows, size) side by side, evenly spread over the whole text."""

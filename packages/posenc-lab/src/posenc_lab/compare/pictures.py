@@ -7,23 +7,18 @@ stops early ends in a cross, with the reason below it. Figures are made without 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Transform, offset_copy
 
-from posenc_lab.compare.puzzle import Puzzle
 from posenc_lab.compare.summary import Estimate, Summary, multiple
-from posenc_lab.compare.task import Task, listed
+from posenc_lab.compare.task import ACCURACY, BEGUN, BITS, listed
 from posenc_lab.kit import style
 from posenc_lab.kit.titles import titled
-
-BITS = "bits per byte"
-
-ACCURACY = "share of right answers"
 
 # In inches. The axes have the same size in every figure, so that the height of a row of text is known.
 AXES = (3.5, 2.6)
@@ -63,7 +58,6 @@ def draw(
     title: str,
     xlabel: str,
     ylabel: str = BITS,
-    bands: bool = False,
     baselines: Sequence[Line] = (),
     words: str = "",
 ) -> Figure:
@@ -83,12 +77,12 @@ def draw(
         note(axes, len(outside), words)
         for line in baselines:
             look = style.look(line.scheme, dark)
-            label = f"{titled(line.scheme)}, truncated"
+            label = f"{titled(line.scheme)}, baseline"
             axes.plot(*_data(line), color=look.color, linestyle=style.BASELINE, linewidth=1, label=label)
         # An offset in points, so that the intervals of schemes do not overlap.
-        aside = {line.scheme: 0.0 if bands else 3.0 * (i - (len(drawn) - 1) / 2) for i, line in enumerate(drawn)}
+        aside = {line.scheme: 3.0 * (i - (len(drawn) - 1) / 2) for i, line in enumerate(drawn)}
         for line in drawn:
-            _curve(axes, line, dark, bands, aside[line.scheme])
+            _curve(axes, line, dark, aside[line.scheme])
         for row, line in enumerate(reversed(outside)):
             _outside(axes, line, row, 7.0 * (row - (len(outside) - 1) / 2), dark)
         for row, line in enumerate(reversed(ended), len(absent)):
@@ -187,19 +181,16 @@ def _data(line: Line) -> tuple[list[float], list[float]]:
     return [x for x, _ in line.points], [value.mean for _, value in line.points]
 
 
-def _curve(axes: Axes, line: Line, dark: bool, bands: bool, aside: float) -> None:
+def _curve(axes: Axes, line: Line, dark: bool, aside: float) -> None:
     look = style.look(line.scheme, dark)
     color, (x, means) = look.color, _data(line)
     finite = line.finite()
     ends = [x for x, _ in finite], [p.low for _, p in finite], [p.high for _, p in finite]
     moved = _aside(axes, axes.transData, aside)
-    if bands:
-        axes.fill_between(*ends, color=color, alpha=0.12, linewidth=0)
-    else:
-        axes.vlines(*ends, color=color, linewidth=2.6, alpha=0.4, transform=moved)
+    axes.vlines(*ends, color=color, linewidth=2.6, alpha=0.4, transform=moved)
     marked = [x.index(at) for at in _spaced(axes, x, x[-1], lambda _: 0.06)]
     (drawn,) = axes.plot(x, means, color=color, linestyle=look.dashes, transform=moved, label=titled(line.scheme))
-    drawn.set(marker=look.marker, markersize=4.5 if bands else 5.5, markevery=marked)
+    drawn.set(marker=look.marker, markersize=5.5, markevery=marked)
 
 
 def _aside(axes: Axes, within: Transform, points: float) -> Transform:
@@ -283,11 +274,6 @@ def _name(axes: Axes, scheme: str, y: float, dark: bool) -> None:
 # --- the figures ------------------------------------------------------------------------------------------------------
 
 
-def measure(task: Task) -> str:
-    """What the numbers of a task are."""
-    return ACCURACY if isinstance(task, Puzzle) else BITS
-
-
 def windows(summary: Summary, dark: bool = False) -> Figure:
     """Bits per byte against test length, over separate windows: every token counts, also the first of a window."""
     return _by_length(summary, "windows", "Loss at each test length: separate windows", dark)
@@ -314,92 +300,77 @@ def final_tokens(summary: Summary, dark: bool = False) -> Figure:
     return draw(summary, lines, limits, dark, title, xlabel, baselines=baselines, words=words)
 
 
-def differences(summary: Summary, dark: bool = False) -> Figure:
-    """Paired differences to the reference scheme against test length, and the margin within which they are ties."""
-    margin = summary.task.margin
-    lines = []
-    for scheme in summary.schemes:
-        pairs = {n: summary.difference("sliding", scheme, summary.reference, n) for n in summary.lengths("sliding")}
-        points = tuple((float(n), value) for n, value in pairs.items() if value)
-        if scheme != summary.reference:
-            end = _end(summary, "sliding", scheme, [int(x) for x, _ in points])
-            if not points and not summary.diverged(scheme) and (why := summary.diverged(summary.reference)):
-                end = f"{titled(summary.reference)} {why}"
-            lines.append(Line(scheme, points, end))
-    shown = [abs(v) for line in lines for x, p in line.finite() if x <= summary.train_length for v in (p.low, p.high)]
-    near = min(max([5 * margin, *(2.5 * v for v in shown)]), 1.0)
-    means = [value.mean for line in lines for _, value in line.finite()]
-    limits = (max(-near, min([-2 * margin, *means])), min(near, max([2 * margin, *means])))
-    title = f"Difference from {titled(summary.reference) or 'the reference'}: sliding windows"
-    words = f"grey: the margin, ±{margin:g} bits"
-    figure = draw(summary, lines, limits, dark, title, "test length (bytes)", f"difference in {BITS}", words=words)
-    if lines:
-        axes, paper = figure.axes[0], style.theme(dark)
-        axes.axhspan(-margin, margin, color=paper.grid, zorder=0, label="margin")
-        axes.axhline(0, color=paper.faint, linewidth=1, zorder=1)
-    return figure
-
-
-def by_position(summary: Summary, dark: bool = False) -> Figure:
-    """Bits per byte against the position of the token, in windows of the longest test length."""
-    lines = []
-    for scheme in summary.schemes:
-        points, absent = _positions(summary, scheme), summary.diverged(scheme) or "not measured"
-        if any(record.get("undefined") for record in summary.of("by_position", scheme)):
-            absent = summary.end(scheme) or "undefined"
-        lines.append(Line(scheme, points, "" if points else absent))
-    # Within the training length the first bytes have the highest loss; they set the scale.
-    trained = [p.mean for line in lines for x, p in line.finite() if x <= summary.train_length]
-    every = [p.mean for line in lines for _, p in line.finite()]
-    limits = (min(every, default=0), min(max(every, default=1), max(trained, default=math.inf) + 0.5))
-    xlabel = f"position in windows of {summary.test_lengths[-1]:,} bytes" if summary.test_lengths else "position"
-    return draw(summary, lines, limits, dark, "Loss by position", xlabel, bands=True)
-
-
 def training(summary: Summary, dark: bool = False) -> Figure:
     """Training loss against step, a thin line for each seed."""
+    loss = BITS if summary.task.score == "bits" else "cross-entropy (bits)"
+    return _by_step(summary, "curve", "Loss in training", loss, dark)
+
+
+def begins(summary: Summary, dark: bool = False) -> Figure:
+    """Use of the source at the training length against step, a thin line for each seed."""
+    return _by_step(summary, "use", "When the use of the source begins", summary.task.measure, dark)
+
+
+def _by_step(summary: Summary, field: str, title: str, ylabel: str, dark: bool) -> Figure:
     diverged = [
         f"not drawn: {titled(scheme)} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))
     ]
-    loss = BITS if summary.task.score == "bits" else "cross-entropy (bits)"
-    figure, axes = canvas(summary, dark, "Loss in training", "step", loss, rows=len(diverged), bottom=0.62)
-    curves = {s: [r["curve"] for r in summary.of("training", s) if r.get("curve")] for s in summary.schemes}
+    figure, axes = canvas(summary, dark, title, "step", ylabel, rows=len(diverged), bottom=0.62)
+    curves = {s: [r[field] for r in summary.of("training", s) if r.get(field)] for s in summary.schemes}
     every = [curve for group in curves.values() for curve in group]
     with style.context(dark):
         for row, words in enumerate(diverged):
             note(axes, row, words)
         if not every:
             return empty(figure, axes, dark, "no curve" if diverged else "")
-        # The first fifth of a curve falls from chance to about the final loss; it would dominate the scale.
-        late = [bits for curve in every for step, bits in curve if step >= 0.2 * curve[-1][0]]
+        # The first fifth of a loss falls from chance to about the final one; it would dominate the scale.
+        early = 0.2 if field == "curve" else 0.0
+        late = [value for curve in every for step, value in curve if step >= early * curve[-1][0] and value is not None]
         margin = 0.05 * (max(late) - min(late)) or 0.1
-        last, first = (max(point[n] for curve in every for point in curve) for n in (0, 1))
+        last, first = max(curve[-1][0] for curve in every), max(curve[0][1] or 0.0 for curve in every)
         axes.set(xlim=(0, 1.03 * last), ylim=(min(late) - margin, max(late) + margin))
+        if field == "use":
+            axes.axhline(BEGUN, color=style.theme(dark).faint, linewidth=0.9, linestyle=":", zorder=1)
         if first > axes.get_ylim()[1]:
             words = f"↑ from {first:.1f} at first"
             axes.text(0.98, 0.95, words, transform=axes.transAxes, ha="right", va="top", size=9)
         for scheme, group in curves.items():
             look = style.look(scheme, dark)
             for curve in group:
-                xy = zip(*curve, strict=True)
-                axes.plot(*xy, color=look.color, linestyle=look.dashes, linewidth=1.2, label=titled(scheme))
+                axes.plot(
+                    *np.array(curve, dtype=float).T,
+                    color=look.color,
+                    linestyle=look.dashes,
+                    linewidth=1.2,
+                    label=titled(scheme),
+                )
         names(axes, {scheme: group[0][-1] for scheme, group in curves.items() if group}, dark)
     return figure
 
 
+def far(summary: Summary, dark: bool = False) -> Figure:
+    """Use of the source against the length of the row, with it at the beginning or, dashed, near."""
+    lines = [line_of(summary, "far", scheme, summary.test_lengths) for scheme in summary.schemes]
+    near = [line for s in summary.schemes if (line := line_of(summary, "near", s, summary.test_lengths)).points]
+    means = [value.mean for line in (*lines, *near) for _, value in line.finite()]
+    gaps = {record["gap"] for scheme in summary.schemes for record in summary.of("near", scheme) if "gap" in record}
+    words = f"dashed: the source {max(gaps):,} bytes before the copy" if gaps else ""
+    title, xlabel = "Use of a source at the beginning of the row", f"length of the row ({summary.task.lengths})"
+    limits = (min([0.0, *means]), max([0.1, *means]))
+    return draw(summary, lines, limits, dark, title, xlabel, summary.task.measure, baselines=near, words=words)
+
+
 def accuracy(summary: Summary, dark: bool = False) -> Figure:
-    """The share of right answers of a puzzle against the length. ValueError for records of text."""
-    if not isinstance(summary.task, Puzzle):
-        raise ValueError(f"records must be of a puzzle, got those of {type(summary.task).__name__}")
+    """The share of right answers of a puzzle against the length."""
     lines = [line_of(summary, "accuracy", scheme, summary.lengths("accuracy")) for scheme in summary.schemes]
-    return draw(summary, lines, (0.0, 1.0), dark, "Exact match at each length", summary.task.axis, ACCURACY)
+    xlabel = f"length of the row ({summary.task.lengths})"
+    return draw(summary, lines, (0.0, 1.0), dark, "Exact match at each length", xlabel, ACCURACY)
 
 
 Draw = Callable[[Summary, bool], Figure]
 FIGURES: dict[str, Draw] = {
-    draw.__name__: draw for draw in (sliding, windows, differences, final_tokens, by_position, training)
+    draw.__name__: draw for draw in (sliding, windows, final_tokens, far, begins, accuracy, training)
 }
-OF_PUZZLES: dict[str, Draw] = {"accuracy": accuracy, "training": training}
 
 
 def _by_length(summary: Summary, kind: str, title: str, dark: bool) -> Figure:
@@ -425,20 +396,6 @@ def _end(summary: Summary, kind: str, scheme: str, measured: Sequence[int]) -> s
         return summary.diverged(scheme)
     undefined = summary.end(scheme, kind)
     return undefined or (f"not measured past {measured[-1]:,}" if measured else "not measured")
-
-
-def _positions(summary: Summary, scheme: str) -> tuple[tuple[float, Estimate], ...]:
-    """Bits per bucket of positions, at the geometric middle of the bucket's positions counted from 1."""
-    records = [r for r in summary.of("by_position", scheme) if r.get("bits") and r.get("edges")]
-    records = [r for r in records if r["edges"] == records[-1]["edges"]]
-    points = []
-    edges = records[-1]["edges"] if records else []
-    for i, (a, b) in enumerate(pairwise(edges)):
-        mean = sum(r["bits"][i] for r in records) / len(records)
-        # The seeds share their windows, so averaging over seeds does not reduce the error over windows.
-        error = 1.96 * sum(r["stderr"][i] for r in records) / len(records)
-        points.append((math.sqrt((a + 1) * b), Estimate(mean, mean - error, mean + error, 0, len(records))))
-    return tuple(points)
 
 
 def _limits(lines: Sequence[Line], train_length: int) -> tuple[float, float]:

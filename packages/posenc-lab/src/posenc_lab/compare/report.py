@@ -13,9 +13,10 @@ from rich.table import Table as RichTable
 
 from posenc_lab.compare import pictures
 from posenc_lab.compare.config import CompareConfig
-from posenc_lab.compare.puzzle import Puzzle
-from posenc_lab.compare.summary import Record, Summary, multiple
-from posenc_lab.compare.task import Task, listed
+from posenc_lab.compare.pieces import Pieces
+from posenc_lab.compare.puzzle import Recall
+from posenc_lab.compare.summary import Record, Summary, Trial, multiple
+from posenc_lab.compare.task import BEGUN, Task, listed
 from posenc_lab.kit import page
 from posenc_lab.kit.command import command_of
 from posenc_lab.kit.page import joined, strong
@@ -50,7 +51,10 @@ CAPTIONS = {
     "intervals.",
     "final_tokens": "Bits per byte of the same final bytes as their context grows. A line below its dashed line: "
     "context beyond the training length helps.",
-    "by_position": "Bits per byte by position in the longest window, with 95 % intervals over windows.",
+    "far": "Use of the source against the length of the row, at whose beginning it stands: the copy is at the end. "
+    "Dashed: a source at the same small distance in all rows. Bars: 95 % intervals.",
+    "begins": "Use of the source in rows of the training length against step, a line for each seed. Dotted: what "
+    "counts as begun.",
     "training": "Training loss against step, a line for each seed.",
 }
 
@@ -67,7 +71,7 @@ def html(records: Sequence[Record], images: page.Images) -> str:
 
 
 def figures(task: Task) -> dict[str, Callable[[Summary, bool], Figure]]:
-    return pictures.OF_PUZZLES if isinstance(task, Puzzle) else pictures.FIGURES
+    return {name: pictures.FIGURES[name] for group in task.figures for name in group}
 
 
 def content(summary: Summary) -> Report:
@@ -76,7 +80,7 @@ def content(summary: Summary) -> Report:
     left_out = "; ".join(f"{named(names)} ({reason})" for reason, names in task.left_out().items())
     return Report(
         title=f"posenc compare: {', '.join(map(titled, summary.schemes))}",
-        heading=task.title if isinstance(task, Puzzle) else "Train short, test long",
+        heading=task.title,
         lead=[_lead(summary)],
         parts=[
             *_warnings(summary),
@@ -148,6 +152,8 @@ def observed(summary: Summary) -> list[str]:
     found = [*preface(summary), _order(summary, trained)]
     if longest > trained:
         found += [_order(summary, longest), _use_of_context(summary, longest)]
+    if isinstance(summary.task, Pieces):
+        found += [_begun(summary), *_controls(summary)]
     for scheme in summary.schemes:
         if words := summary.diverged(scheme):
             rest = "its results are from the other seeds" if summary.measured(scheme) else "it was not tested"
@@ -192,20 +198,29 @@ def _tuned(summary: Summary) -> str:
     if without := [scheme for scheme in trained if scheme not in done]:
         were, stand = ("were", "they stand") if without[1:] else ("was", "it stands")
         parts.append(f"{named(without)} {were} not tuned, and where {stand} can be an artefact of the learning rate")
+    if ends := [scheme for scheme in done if _at_end(summary.trials(scheme))]:
+        parts.append(f"the best rate or multiplier of {named(ends)} is an end of what was tried: try others beyond")
     return f"{'; '.join(parts)}." if parts else ""
+
+
+def _at_end(trials: Sequence[Trial]) -> bool:
+    """Whether the best trial has the highest or the lowest rate or multiplier, of several."""
+    _, best = min(((trial.loss, n) for n, trial in enumerate(trials) if trial.loss is not None), default=(0, None))
+    tried = [[getattr(trial, name) or 0.0 for trial in trials] for name in ("learning_rate", "multiplier")]
+    return best is not None and any(min(of) < max(of) and of[best] in (min(of), max(of)) for of in tried)
 
 
 def _order(summary: Summary, length: int) -> str:
     """The results at a length: the best, and how far the others are from it."""
-    kind, of_puzzle = summary.kind, isinstance(summary.task, Puzzle)
+    kind, higher = summary.kind, summary.task.higher
     found = {s: e for s in summary.schemes if (e := summary.bits(kind, s, length))}
     means = {s: e.mean for s, e in found.items() if e.finite}
     if not means:
         return ""
     where, best = _where(summary, length), summary.best(kind, length)
-    measure = pictures.measure(summary.task)
-    unit = "" if of_puzzle else f" {measure}"
-    order = sorted(means, key=lambda s: -means[s] if of_puzzle else means[s])
+    measure = summary.task.measure
+    unit = "" if higher else f" {measure}"
+    order = sorted(means, key=lambda s: -means[s] if higher else means[s])
 
     if best:
         top, judged = means[best[0]], [s for s in order if found[s].judged]
@@ -214,9 +229,9 @@ def _order(summary: Summary, length: int) -> str:
             among_best = listed(f"{titled(s)} ({means[s]:.2f})" for s in best)
             words = f"{where}, no scheme is shown to beat any of {among_best}{unit}{among}"
         else:
-            superlative = "highest share of right answers" if of_puzzle else "lowest loss"
+            superlative = f"highest {measure}" if higher else "lowest loss"
             words = f"{where}, {titled(best[0])} has the {superlative}{among}, {top:.2f}{unit}"
-        side = "below" if of_puzzle else "above"
+        side = "below" if higher else "above"
         parts = [listed(f"{titled(s)} is {abs(means[s] - top):.2f} {side}" for s in judged if s not in best)]
         parts += [f"{titled(s)} has {means[s]:.2f} with too few seeds" for s in order if s not in judged]
     else:
@@ -240,7 +255,7 @@ def solved(summary: Summary, scheme: str, length: int) -> str:
     """How many seeds solve a puzzle: a training either finds the algorithm or does not, which a mean hides. With
     Wilson's interval from three seeds on; empty for one seed, and for text."""
     means = summary.by_seed(summary.kind, scheme, length)
-    if not isinstance(summary.task, Puzzle) or len(means) < 2:
+    if not isinstance(summary.task, Recall) or len(means) < 2:
         return ""
     right = sum(mean >= summary.task.solved for mean in means)
     words = f"{right} of {len(means)} solve it"
@@ -275,28 +290,42 @@ def _use_of_context(summary: Summary, length: int) -> str:
     return f"{start} {words} (bits per byte)." if words else ""
 
 
+def _begun(summary: Summary) -> str:
+    """From which step on the source is used, of each scheme and seed."""
+    found = {scheme: summary.begun(scheme) for scheme in summary.schemes}
+    words = []
+    for scheme, seeds in found.items():
+        steps = ", ".join("not" if step is None else f"{step:,}" for step in seeds.values())
+        words += [f"{titled(scheme)} {steps}"] if steps else []
+    said = f"Steps after which the use of the source stays at {BEGUN} bits or more at the training length, of each seed"
+    return f"{said}: {'; '.join(words)}." if words else ""
+
+
+def _controls(summary: Summary) -> list[str]:
+    """What the controls gain from the source, and whether they are as they must be."""
+    found = []
+    for kind, name in (("match", "A match by construction"), ("shuffled", "With the source shuffled, each model")):
+        values = [e for s in summary.schemes for n in summary.lengths(kind) if (e := summary.bits(kind, s, n))]
+        if values:
+            low, high = min(value.mean for value in values), max(value.mean for value in values)
+            as_it_must = low > 1 if kind == "match" else all(value.low <= BEGUN for value in values)
+            words = f"{name} gains {low:.2f} to {high:.2f} bits per byte from the source".replace("-", "−")
+            found.append(
+                f"{words}{'' if as_it_must else ': this control fails, so the numbers say nothing of far tokens'}."
+            )
+    return found
+
+
 def _how_to_read(summary: Summary) -> list[str]:
     several = any(len(summary.measured(s)) > 1 for s in summary.schemes)
-    units = ("rows" if isinstance(summary.task, Puzzle) else "windows of text") + " and over seeds" * several
-    if isinstance(summary.task, Puzzle):
-        found = [
-            "Higher is better: 1 is every answer right.",
-            f"Bars are 95 % intervals over {units} (Student's t; of one training, Wilson's). All schemes have the "
-            "same test examples, so differences are paired.",
-            *summary.task.how_to_read,
-        ]
-    else:
-        found = [
-            "Lower is better. Bits per byte is the average loss on the next byte of held-out text, in bits.",
-            "Sliding windows score the same bytes at every length, so only the context before them differs. Separate "
-            "windows score every byte. The first bytes of a window have almost no context, so the loss decreases with "
-            "the length for that reason alone (the early-token curse).",
-            "Final bytes are the last of a window, the same at every length. Dashed: the same bytes, each predicted "
-            f"from exactly the {summary.train_length:,} bytes before it. A scheme below its dashed line uses the "
-            "longer context; one above it is harmed by it.",
-            f"Bars are 95 % intervals over {units} (Student's t). All schemes are tested on the same windows, so "
-            "schemes whose bars overlap may still differ: see the paired differences.",
-        ]
+    units = summary.task.examples + " and over seeds" * several
+    found = [
+        "Higher is better." if summary.task.higher else "Lower is better.",
+        *summary.task.how_to_read,
+        f"Bars are 95 % intervals over {units} (Student's t; of the right answers of one training, Wilson's). All "
+        f"schemes are tested on the same {summary.task.examples}, so schemes whose bars overlap may still differ: see "
+        "the paired differences.",
+    ]
     verdicts = [
         "Lower or higher: the 95 % interval of the paired difference excludes zero. Tied: its 90 % interval lies "
         f"within ±{summary.task.margin:g}, so a difference that matters is ruled out. Within the margin: both. "
@@ -329,14 +358,8 @@ def _not_concluded(summary: Summary) -> list[str]:
             "Two seeds hardly measure the variance between training runs: in about one of ten pairs of equal schemes "
             "the interval excludes zero."
         )
-    if isinstance(summary.task, Puzzle):
-        found += summary.task.not_concluded
-    else:
-        found.append(
-            "A low loss beyond the training length does not show that the model uses the far context: a scheme that "
-            "attends only to near bytes has it too. Compare the final bytes with their dashed lines."
-        )
     found += [
+        *summary.task.not_concluded,
         "Undefined does not mean a bad result: the scheme does not define positions there.",
         f"Speed and memory are of this machine and this model size; step times are interleaved with "
         f"{titled(summary.timed_against)}'s, so the load of the machine cancels.",
@@ -353,7 +376,7 @@ def _not_concluded(summary: Summary) -> list[str]:
 
 def _numbers(summary: Summary) -> list[Part]:
     """The figures and the tables."""
-    lengths, of_puzzle = summary.test_lengths, isinstance(summary.task, Puzzle)
+    lengths, task = summary.test_lengths, summary.task
     costs = (
         Column("parameters", "positional"),
         Column("step time", f"÷ {titled(summary.timed_against)}'s"),
@@ -367,24 +390,22 @@ def _numbers(summary: Summary) -> list[Part]:
             for n in lengths
         ]
         rows.append([name, *cells, *_costs(summary, scheme)])
-    what = "The share of right answers" if of_puzzle else "Bits per byte over sliding windows"
-    lead = f"{what} at each test length, with 95 % intervals{', and how many seeds solve the task' * of_puzzle}."
+    what = f"{task.measure[0].upper()}{task.measure[1:]} ({task.kinds[summary.kind].called})"
+    solve = ", and how many seeds solve the task" * isinstance(task, Recall)
+    lead = f"{what} at each test length, with 95 % intervals{solve}."
     if summary.enough_seeds()[1:]:
         lead += " Shaded: the schemes that no other is shown to beat at that length."
     first: list[Part] = [
-        _figures("accuracy") if of_puzzle else _figures("sliding", "windows"),
+        _figures(*task.figures[0]),
         Table("All schemes", lead, ["scheme", *_columns(summary), *costs], rows, id="schemes"),
         *(Paragraph(words, faint=True) for words in _why_undefined(summary)),
         *_differences(summary),
     ]
-    if of_puzzle:
-        return [*first, Section("How they learned", [_figures("training")])]
-    means = Table("", "", ["scheme", "measurement", *_columns(summary)], _means(summary), id="means")
-    others: list[Part] = [
-        _figures("final_tokens", "by_position", "training"),
-        Section("Numbers of the other figures", [means], folded=True),
-    ]
-    return [*first, Section("Loss by position and use of context", others)]
+    others: list[Part] = [_figures(*task.figures[1])]
+    if means := _means(summary):
+        table = Table("", "", ["scheme", "measurement", *_columns(summary)], means, id="means")
+        others.append(Section("Numbers of the other figures", [table], folded=True))
+    return [*first, Section(task.others, others)]
 
 
 def _figures(*names: str) -> Figures:
@@ -443,19 +464,13 @@ def _differences(summary: Summary) -> list[Part]:
             most = max(most, seeds)
     if not rows:
         return []
-    of_puzzle = isinstance(summary.task, Puzzle)
     lead = joined(
-        f"Each scheme's {pictures.measure(summary.task)} minus {titled(reference)}'s, on the same examples"
-        f"{' and with the same seeds' * (most > 1)}; {'above' if of_puzzle else 'below'} zero is better. ",
+        f"Each scheme's {summary.task.measure} minus {titled(reference)}'s, on the same examples"
+        f"{' and with the same seeds' * (most > 1)}; {'above' if summary.task.higher else 'below'} zero is better. ",
         "The intervals cover examples and seeds." if most > 1 else strong("Over examples, with one seed."),
-    )
-    caption = (
-        f"Difference from {titled(reference)} in bits per byte against test length, over sliding windows, with paired "
-        "95 % intervals."
     )
     parts: list[Part] = [
         Paragraph(lead),
-        *([] if of_puzzle else [Figures({"differences": caption})]),
         Table("", "", ["scheme", *_columns(summary), Column("seeds")], rows, id="differences"),
     ]
     ends = dict.fromkeys((summary.train_length, max(summary.lengths(kind), default=0)))
@@ -496,7 +511,7 @@ def _matrix(summary: Summary, length: int) -> Table:
 
 def _means(summary: Summary) -> list[Row]:
     """The other measurements made per length."""
-    kinds = {"windows": "separate windows", "truncated": "truncated", "final_tokens": "final bytes"}
+    kinds = {k: each.called for k, each in summary.task.kinds.items() if k != summary.kind}
 
     def at(kind: str, scheme: str, length: int) -> Cell:
         return cell(summary, kind, scheme, length) if length in summary.lengths(kind) else Cell("–", mark="absent")
@@ -517,25 +532,27 @@ def _trials(summary: Summary) -> list[Part]:
     rows: list[Row] = []
     for scheme in summary.schemes:
         found = summary.trials(scheme)
-        best = min((trial.bits for trial in found if trial.bits is not None), default=None)
+        best = min((trial.loss for trial in found if trial.loss is not None), default=None)
         for trial in sorted(found, key=lambda trial: (trial.learning_rate or 0, trial.multiplier or 0)):
-            is_best = trial.bits is not None and trial.bits == best
+            is_best = trial.loss is not None and trial.loss == best
             rows.append(
                 [
                     titled(scheme),
                     number(trial.learning_rate, "{:g}"),
                     number(trial.multiplier, "{:g}"),
                     Cell(number(trial.bits, "{:.3f}", "diverged"), mark="best" if is_best else ""),
+                    number(trial.twice, "{:.3f}"),
                     number(trial.longest, "{:.3f}"),
                     number(trial.seconds, "{:.1f}"),
                 ]
             )
     if not rows:
         return []
-    heads = map(Column, ("learning rate", "multiplier", "loss", "at the longest length", "seconds"))
+    heads = map(Column, ("learning rate", "multiplier", "loss", "at twice the length", "at the longest", "seconds"))
     lead = (
-        f"Loss on validation text or examples ({summary.task.unit}). Shaded: the best trial of a scheme. The "
-        "multiplier applies to the learning rate of positional parameters."
+        f"Loss on validation text or examples ({summary.task.unit}). Shaded: the best trial of a scheme, by "
+        "the mean of the training length and twice that. The multiplier applies to the learning rate of positional "
+        "parameters."
     )
     return [Section("How they were tuned", [Table("", lead, ["scheme", *heads], rows, id="trials")], folded=True)]
 
@@ -569,7 +586,7 @@ def terminal_table(records: Sequence[Record]) -> RichTable:
     if missing := len(summary.lacking()):
         notes.append(f"{missing} of {len(summary.trainings)} trainings are incomplete: see the report.")
     shown = as_printed(table)
-    what = pictures.measure(summary.task).capitalize()
+    what = summary.task.measure.capitalize()
     shown.title = f"{what} at each test length, trained at {trained:,} {summary.task.lengths}"
     shown.caption = "\n".join(notes)
     return shown
@@ -632,9 +649,9 @@ def grid_table(grid: "Grid", found: Found) -> Table:
         for scheme in summary.schemes:
             seeds = len(summary.measured(scheme))
             ends = [_short(summary, scheme, n, 3) for n in (summary.train_length, summary.test_lengths[-1])]
-            rows.append([*values, titled(scheme), summary.task.score, str(seeds), *ends])
+            rows.append([*values, titled(scheme), summary.task.measure, str(seeds), *ends])
     numbers = [Column(name) for name in ("seeds", "at the training length", "at the longest")]
-    lead = "Means over seeds and windows, ± half the 95 % interval. Bits: lower is better; accuracy: higher."
+    lead = "Means over seeds and windows, ± half the 95 % interval. Loss: lower is better; accuracy and use: higher."
     return Table("Every configuration", lead, [*varied, "scheme", "score", *numbers], rows, id="cells")
 
 

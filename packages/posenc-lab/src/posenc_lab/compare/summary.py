@@ -7,14 +7,17 @@ missing number is None, and `Summary.missing` lists the missing measurements.
 Every record has the ``configuration``, ``text``, ``versions`` and ``machine`` that it was made with. The results, by
 kind:
 
-    trial           trial (its number), learning_rate, multiplier (of the positional parameters', or null), bits and
-                    longest (loss on tuning examples of the training length and of the longest), seconds
+    trial           trial (its number), learning_rate, multiplier (of the positional parameters', or null), bits, twice
+                    and longest (loss on tuning examples of the training length, of twice that, and of the longest),
+                    seconds
     training        learning_rate, multiplier, tuned, parameters, position_parameters (with gates and features),
                     tokens_per_second, seconds, curve [[step, bits], ...], final_bits, peak_bytes (of forward and
                     backward on one batch, beyond the model itself)
     windows, sliding, final_tokens, truncated
                     bits [per byte, one for each evaluation window], tokens (scored in each window)
-    by_position     edges of the buckets, and for each bucket bits (the mean) and stderr
+    far, near, shuffled, match
+                    (of pieces) bits [of use, one for each row], gap, with_source and without (mean losses); of these
+                    trainings there is use [[step, bits], ...] too
     accuracy        (of puzzles) accuracy [1 for each row that is right, else 0], examples (1)
     speed           relative_to, step_ratio (time of a training step over that scheme's, with low and high, the ends of
                     the interval that its median lies in), step_seconds
@@ -33,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posenc_lab.compare.task import Task, listed
+from posenc_lab.compare.task import BEGUN, Task, listed
 from posenc_lab.compare.tasks import task_of
 from posenc_lab.kit.files import require
 from posenc_lab.kit.statistics import MIN_SEEDS, Mean, holm, mean_of, verdict, wilson
@@ -64,7 +67,9 @@ MISSING_RESULT_WORDS = ("undefined", "diverged")  # of results: words that say w
 
 def results_of(task: str) -> dict[str, Mapping[str, Any]]:
     """What the record of each kind of measurement of a task has, by name. ValueError for an unknown task."""
-    return {**RESULTS, "trial": TRIAL, **{kind: each.result for kind, each in task_of(task).kinds.items()}}
+    of = task_of(task)
+    training = {**RESULTS["training"], **of.training}
+    return {**RESULTS, "training": training, "trial": TRIAL, **{kind: each.result for kind, each in of.kinds.items()}}
 
 
 def check(record: Record) -> None:
@@ -108,14 +113,20 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial and its mean loss over the tuning seeds: ``bits`` at the training length, and ``longest`` at the longest;
-    None if it diverged with some seed or was not measured."""
+    """A trial and its mean loss over the tuning seeds: ``bits`` at the training length, ``twice`` at twice that and
+    ``longest`` at the longest; None if it diverged with some seed or was not measured."""
 
     learning_rate: float | None
     multiplier: float | None
     bits: float | None
+    twice: float | None
     longest: float | None
     seconds: float | None
+
+    @property
+    def loss(self) -> float | None:
+        """By which a trial is chosen: the mean of both lengths that decide, or that of training where it is alone."""
+        return self.bits if self.bits is None or self.twice is None else (self.bits + self.twice) / 2
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> "Trial":
@@ -127,7 +138,7 @@ class Trial:
             return sum(values) / len(values) if whole else None
 
         rate, multiplier = (records[0].get(name) for name in ("learning_rate", "multiplier"))
-        return cls(rate, multiplier, mean("bits"), mean("longest"), mean("seconds"))
+        return cls(rate, multiplier, *map(mean, ("bits", "twice", "longest", "seconds")))
 
 
 class Summary:
@@ -176,8 +187,8 @@ class Summary:
 
     @property
     def kind(self) -> str:
-        """The main kind of measurement: of text sliding windows, which score the same bytes at every length."""
-        return "sliding" if "sliding" in self.task.kinds else next(iter(self.task.kinds))
+        """The main kind of measurement."""
+        return next(iter(self.task.kinds))
 
     def seeds(self, scheme: str) -> tuple[int, ...]:
         """The seeds that a scheme is trained with, measured or not."""
@@ -238,7 +249,7 @@ class Summary:
 
     def _unbeaten(self, kind: str, length: int) -> tuple[str, ...]:
         found = {scheme: self.bits(kind, scheme, length) for scheme in self.schemes}
-        more_is_better = self.task.score == "accuracy"
+        more_is_better = self.task.higher
         means = {scheme: value.mean for scheme, value in found.items() if value and value.judged}
         pairs = {(a, b): self.difference(kind, a, b, length) for a, b in combinations(means, 2)}
         tested = {pair: gap for pair, gap in pairs.items() if gap and gap.judged}
@@ -309,6 +320,16 @@ class Summary:
             if record.get("kind") == "trial" and record["scheme"] == scheme:
                 found.setdefault(record.get("trial"), {})[record.get("seed")] = record
         return [Trial.of(list(found[number].values())) for number in sorted(found)]
+
+    def begun(self, scheme: str) -> dict[int, int | None]:
+        """Of each seed of pieces, the step from which on the use of the source stays at `BEGUN` or more; None if
+        it does not."""
+        found: dict[int, int | None] = {}
+        for record in self.of("training", scheme):
+            begun = [step for step, use in record.get("use", ()) if use is None or use < BEGUN]
+            after = [step for step, _ in record.get("use", ()) if not begun or step > begun[-1]]
+            found[record["seed"]] = after[0] if after else None
+        return found
 
     def lacking(self) -> dict[tuple[str, int], str]:
         """The missing measurements of each incomplete training, by scheme and seed."""

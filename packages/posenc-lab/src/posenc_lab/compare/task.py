@@ -21,6 +21,9 @@ from posenc_lab.kit import processes
 
 WINDOW = "@"
 
+BITS, ACCURACY = "bits per byte", "share of right answers"
+BEGUN = 0.1  # bits per byte of use of the source (`posenc_lab.compare.pieces`) at which a model has begun to look back
+
 
 def entries(names: str) -> tuple[Entry, ...]:
     """The entries of every scheme in ``names``. ValueError as for `entries_of`, and for an invalid window."""
@@ -89,7 +92,7 @@ class Measures(ABC):
 @dataclass(frozen=True)
 class Loaded:
     """The loaded data of a task. ``tuning`` draws examples that are in neither training nor test. ``digest`` identifies
-    the data, ``about`` describes it."""
+    the data, ``about`` describes it. ``probe`` measures a model at every point of its training curve."""
 
     train: Draw
     tuning: Draw
@@ -98,6 +101,7 @@ class Loaded:
     about: str
     digest: str
     notice: str = ""
+    probe: Callable[[nn.Module, torch.device], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,17 @@ class Task(ABC):
     lengths: ClassVar[str]  # the unit of a length
     unit: ClassVar[str] = "bits"  # of the training loss
     characters: ClassVar[int] = 256  # that the model knows
-    kinds: ClassVar[Mapping[str, Kind]]  # of measurements
+    kinds: ClassVar[Mapping[str, Kind]]  # of measurements, the main one first
     score: ClassVar[str]  # the field with a value per window or example: bits or accuracy
+    measure: ClassVar[str] = BITS  # what the main numbers are, in words
+    higher: ClassVar[bool] = False  # whether higher ones are better
+    examples: ClassVar[str] = "windows of text"
+    title: ClassVar[str]  # of the report, and its figures: first, and below the tables under the heading ``others``
+    figures: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]
+    others: ClassVar[str]
+    how_to_read: ClassVar[tuple[str, ...]]
+    not_concluded: ClassVar[tuple[str, ...]]
+    training: ClassVar[Mapping[str, Any]] = {}  # what the record of a training has beside
     margin: ClassVar[float] = 0.02  # of the score; smaller differences are ties
 
     def refusal(self, entry: Entry) -> str:
@@ -183,9 +196,11 @@ class Task(ABC):
         """The number of losses of which `loss` is the mean, or any number that is proportional to it."""
         return len(batch)
 
-    def tuning_lengths(self, config: CompareConfig) -> tuple[int, ...]:
-        """The lengths at which trials are measured: first the one that decides."""
-        return (config.train_length,)
+    def tuning_lengths(self, config: CompareConfig) -> dict[str, int]:
+        """The lengths at which trials are measured, by the field of the record: that of training and twice that, which
+        decide, and the longest."""
+        longest = max(config.train_length, config.test_lengths[-1])
+        return {"bits": config.train_length, "twice": min(2 * config.train_length, longest), "longest": longest}
 
     @abstractmethod
     def plan(self, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ from posenc_lab.kit.configuration import ConfigError
 if TYPE_CHECKING:
     from posenc_lab.compare.task import Task
 
-TASKS = ("text", "copy", "addition", "recall", "passkey")
+TASKS = ("text", "pieces", "recall")
 
 
 def task_of(name: str) -> "Task":
@@ -27,9 +27,13 @@ def task_of(name: str) -> "Task":
         from posenc_lab.compare.text import Text
 
         return Text()
-    from posenc_lab.compare.puzzle import PUZZLES
+    if name == "pieces":
+        from posenc_lab.compare.pieces import Pieces
 
-    return PUZZLES[name]
+        return Pieces()
+    from posenc_lab.compare.puzzle import Recall
+
+    return Recall()
 
 
 def complete(config: CompareConfig) -> CompareConfig:
@@ -48,8 +52,8 @@ def complete(config: CompareConfig) -> CompareConfig:
 def configured(values: Mapping[str, Any]) -> CompareConfig:
     """A configuration from names and values, with the task's defaults for the others.
 
-    >>> configured({"task": "copy"}).test_lengths
-    (20, 25, 30, 40)
+    >>> configured({"task": "recall"}).test_lengths
+    (16, 32, 64, 128)
     """
     task = CompareConfig.from_mapping({"task": values["task"]} if "task" in values else {}).task
     return complete(CompareConfig.from_mapping({**task_of(task).defaults, **values}))

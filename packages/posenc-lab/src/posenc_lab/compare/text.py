@@ -18,12 +18,10 @@ At a length L, of windows of M bytes, in which a byte is scored by the model's p
   T + F - 1. The same bytes are scored at every L, but for an L below F, where there are only L.
 - ``truncated``, once, at the training length: the same F bytes, each predicted from exactly the T bytes before it. The
   gain of longer context is this loss minus that of ``final_tokens`` at the longest length.
-- ``by_position``, at the longest length: the mean over windows at each position, in buckets.
 """
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,50 +33,59 @@ from torch.nn import functional as F
 from posenc_lab.compare import data
 from posenc_lab.compare.config import MIN_WINDOWS, CompareConfig
 from posenc_lab.compare.data import Bytes
-from posenc_lab.compare.task import Kind, Loaded, Measures, Task, Tick
+from posenc_lab.compare.task import BITS, Kind, Loaded, Measures, Task, Tick
 from posenc_lab.compare.train import loss_of
 from posenc_lab.kit.files import rounded
 
 MAX_REPEATED_SHARE = 0.2  # share of a window's pieces that may also be in the training text: licences, imports, tables
 CANDIDATES = 4  # candidates per evaluation window
 
-BITS = {"length": int, "bits": list[float | None], "tokens": int}
-BUCKETS = {"length": int, "edges": list[int], "bits": list[float | None], "stderr": list[float | None]}
+RESULT = {"length": int, "bits": list[float | None], "tokens": int}
 
 
 class Text(Task):
     """The next byte of a text."""
 
-    multiples = (0.5, 1, 2, 4, 8)
+    multiples: ClassVar[tuple[float, ...]] = (0.5, 1, 2, 4, 8)
     called = "plain text"
     lengths = "bytes"
-    unit = "bits per byte"
+    unit = BITS
     kinds: ClassVar = {
-        "windows": Kind("separate windows", BITS),
-        "sliding": Kind("sliding windows", BITS),
-        "truncated": Kind("the truncated baseline", BITS),
-        "final_tokens": Kind("the final bytes", BITS),
-        "by_position": Kind("loss by position", BUCKETS),
+        "sliding": Kind("sliding windows", RESULT),
+        "windows": Kind("separate windows", RESULT),
+        "truncated": Kind("the truncated baseline", RESULT),
+        "final_tokens": Kind("the final bytes", RESULT),
     }
     score = "bits"
+    title = "Train short, test long"
+    figures: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]] = (
+        ("sliding", "windows"),
+        ("final_tokens", "training"),
+    )
+    others = "Use of context"
+    how_to_read: ClassVar[tuple[str, ...]] = (
+        "Bits per byte is the average loss on the next byte of held-out text, in bits.",
+        "Sliding windows score the same bytes at every length, so only the context before them differs. Separate "
+        "windows score every byte. The first bytes of a window have almost no context, so the loss decreases with "
+        "the length for that reason alone (the early-token curse).",
+        "Final bytes are the last of a window, the same at every length. Dashed: the same bytes, each predicted from "
+        "exactly as many bytes before it as in training. A scheme below its dashed line uses the longer context; one "
+        "above it is harmed by it.",
+    )
+    not_concluded: ClassVar[tuple[str, ...]] = (
+        "A low loss beyond the training length does not show that the model uses the far context: a scheme that "
+        "attends only to near bytes has it too. Compare the final bytes with their dashed lines.",
+    )
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         return loss_of(model, batch)
-
-    def tuning_lengths(self, config: CompareConfig) -> tuple[int, ...]:
-        return config.train_length, config.test_lengths[-1]
 
     def plan(self, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
         return plan(lengths, train_length)
 
     def load(self, config: CompareConfig) -> Loaded:
-        lengths, longest = config.test_lengths, config.test_lengths[-1]
-        # A window has one more byte, which is only predicted.
-        least = (config.batch_size, config.train_length + 1), (MIN_WINDOWS, longest + 1), (MIN_WINDOWS, longest + 1)
-        held_out = config.windows * (longest + 1)
-        corpus = data.load(config.text, held_out=held_out, tuned=held_out, least=least)
-        data.require(corpus, least if config.tune else least[:2])
-        windows, notice = fresh(corpus, config.windows, longest + 1)
+        lengths = config.test_lengths
+        corpus, windows, notice = self.split(config)
         return Loaded(
             corpus.train.draw,
             corpus.tuning.draw,
@@ -88,6 +95,16 @@ class Text(Task):
             corpus.digest,
             notice,
         )
+
+    def split(self, config: CompareConfig) -> tuple[data.Corpus, Bytes, str]:
+        """The split text, its evaluation windows, and a description of them. ValueError if there is too little."""
+        longest = config.test_lengths[-1]
+        # A window has one more byte, which is only predicted.
+        least = (config.batch_size, config.train_length + 1), (MIN_WINDOWS, longest + 1), (MIN_WINDOWS, longest + 1)
+        held_out = config.windows * (longest + 1)
+        corpus = data.load(config.text, held_out=held_out, tuned=held_out, least=least)
+        data.require(corpus, least if config.tune else least[:2])
+        return corpus, *fresh(corpus, config.windows, longest + 1)
 
 
 def fresh(corpus: data.Corpus, count: int, size: int) -> tuple[Bytes, str]:
@@ -118,8 +135,7 @@ Bits = NDArray[np.float64]
 def plan(lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
     """Every (kind, length) to measure for a trained model, in an order that reuses forward passes."""
     kinds = [(kind, length) for length in lengths for kind in ("windows", "final_tokens", "sliding")]
-    kinds += [("truncated", train_length)] if lengths[-1] > train_length else []
-    return [*kinds, ("by_position", lengths[-1])]
+    return [*kinds, *([("truncated", train_length)] if lengths[-1] > train_length else [])]
 
 
 def tokens_to_score(lengths: Sequence[int], windows: int, train_length: int) -> int:
@@ -136,7 +152,7 @@ def final_tokens(lengths: Sequence[int], train_length: int) -> int:
 
 class Evaluator(Measures):
     """Measures one model on evaluation windows (windows, longest length + 1 bytes): ``bits`` per byte for each window
-    and the ``tokens`` scored in each, or, by position, ``edges`` of the buckets, mean ``bits`` and ``stderr``."""
+    and the ``tokens`` scored in each."""
 
     def __init__(
         self,
@@ -156,8 +172,6 @@ class Evaluator(Measures):
         assert self.windows.size(1) == self.longest + 1
 
     def _measure(self, kind: str, length: int) -> dict[str, Any]:
-        if kind == "by_position":
-            return self._by_position()
         bits = {
             "windows": lambda: self._side_by_side(length),
             "final_tokens": lambda: self._side_by_side(length)[:, -min(self.final, length) :],
@@ -190,26 +204,16 @@ class Evaluator(Measures):
         found = self._run(nats, rows, self.train_length) / math.log(2)
         return np.asarray(found.view(-1, self.final).numpy())
 
-    def _by_position(self) -> dict[str, Any]:
-        bits = self._side_by_side(self.longest)
-        # The loss changes fastest at the start of a text, so buckets start narrow and double in width.
-        edges = [0]
-        width = 1
-        while edges[-1] < self.longest:
-            edges.append(min(edges[-1] + width, self.longest))
-            width = min(edges[-1], max(self.train_length // 4, 1))
-        buckets = np.stack([bits[:, a:b].mean(axis=1) for a, b in pairwise(edges)])
-        stderr = buckets.std(axis=1, ddof=1) / math.sqrt(len(bits))
-        return {"edges": edges, "bits": list(map(rounded, buckets.mean(axis=1))), "stderr": list(map(rounded, stderr))}
-
     def _pass(self, kind: str, length: int, pieces: list[tuple[int, int, int]]) -> Bits:
         """Bits (windows, bytes) of all scored bytes. Pieces are (begin, first to score, stop), the last piece first."""
         if (kind, length) not in self._passes:
-            self._passes[kind, length] = np.concatenate([self._score(*piece) for piece in reversed(pieces)], axis=1)
+            self._passes[kind, length] = np.concatenate(
+                [self._score(self.windows, *piece) for piece in reversed(pieces)], axis=1
+            )
         return self._passes[kind, length]
 
-    def _score(self, begin: int, first: int, stop: int) -> Bits:
-        """Bits of the bytes after ``first`` up to ``stop``, for a model that sees those from ``begin``."""
+    def _score(self, rows: Tensor, begin: int, first: int, stop: int) -> Bits:
+        """Bits of the bytes of rows after ``first`` up to ``stop``, for a model that sees those from ``begin``."""
 
         def nats(part: Tensor) -> Tensor:
             logits: Tensor = self.model(part[:, begin:stop])[:, first - begin :]
@@ -217,4 +221,4 @@ class Evaluator(Measures):
             each = F.cross_entropy(logits.flatten(0, 1).float(), target.flatten(), reduction="none")
             return each.view(target.shape).double().cpu()
 
-        return np.asarray(self._run(nats, self.windows, stop - begin).numpy() / math.log(2))
+        return np.asarray(self._run(nats, rows, stop - begin).numpy() / math.log(2))

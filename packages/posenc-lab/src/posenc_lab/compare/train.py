@@ -113,6 +113,7 @@ def train(
     fingerprint: str = "",
     loss_of: Loss = loss_of,
     targets: Callable[[Tensor], int] = len,
+    probe: Callable[[nn.Module, torch.device], float] | None = None,
     tick: Callable[[int, float], bool] = lambda step, bits: False,
     save_seconds: float = SAVE_SECONDS,
 ) -> Reached:
@@ -125,9 +126,10 @@ def train(
 
     A checkpoint has the ``fingerprint`` of its comparison; one with another fingerprint is rejected.
 
-    ``tick(step, bits)`` is called after every step with the latest point of the curve (NaN before the first); if it
-    returns True, in any process, the state is saved and KeyboardInterrupt raised. A resumed training equals an
-    uninterrupted one, on the CPU with as many processes bit for bit.
+    ``probe(model, device)`` is called at every point of the curve, and its value kept. ``tick(step, bits)`` is called
+    after every step with the latest point of the curve (NaN before the first); if it returns True, in any process, the
+    state is saved and KeyboardInterrupt raised. A resumed training equals an uninterrupted one, on the CPU with as many
+    processes bit for bit.
 
     Raises DivergedError if the loss is no longer finite, CheckpointError for a checkpoint that cannot be resumed.
     """
@@ -162,6 +164,9 @@ def train(
             if not math.isfinite(bits):
                 raise DivergedError(f"the loss is {bits} at step {done}")
             curve.append((done, bits))
+            if probe:
+                reached.probed.append((done, probe(model, device)))
+                model.train()
             running.zero_()
         now = time.perf_counter()
         reached.seconds, clock = reached.seconds + now - clock, now

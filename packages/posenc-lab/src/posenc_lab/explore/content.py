@@ -62,7 +62,7 @@ def _choosing() -> dict[str, Any]:
                 **asdict(answer),
                 "claims": [described(claim) for claim in claims_of(answer)],
                 "statements": [asdict(each) for each in statements_of(answer)],
-                "strength": answer.strength,
+                "strength": answer.strength_in_words,
             }
             for answer in answers()
         ],

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc_lab.compare import summary as comparison
-from posenc_lab.compare.pictures import ACCURACY, BITS
-from posenc_lab.compare.puzzle import Puzzle
+from posenc_lab.compare.task import BITS
 from posenc_lab.compare.tasks import TASKS, task_of
 from posenc_lab.extend import summary as extension
 from posenc_lab.extend.settings import CROPPED
@@ -38,12 +37,12 @@ def measures() -> dict[str, Any]:
 
 def _measures(name: str) -> dict[str, Any]:
     task = task_of(name)
-    by_length = {kind: each.called for kind, each in task.kinds.items() if "edges" not in each.result}
+    main = next(iter(task.kinds.values()))
     return {
-        "unit": ACCURACY if isinstance(task, Puzzle) else task.unit,
-        "better": "higher" if isinstance(task, Puzzle) else "lower",
+        "unit": task.measure,
+        "better": "higher" if task.higher else "lower",
         "lengths": task.lengths,
-        "kinds": dict(sorted(by_length.items(), key=lambda kind: kind[0] != "sliding")),
+        "kinds": {kind: each.called for kind, each in task.kinds.items() if each.result == main.result},
     }
 
 

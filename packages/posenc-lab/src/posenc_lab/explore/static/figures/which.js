@@ -80,12 +80,12 @@ export const figure = {
             );
         };
     },
-    describe(given, { answer, strengths, groups, out }) {
+    describe(given, { answer, groups, out }) {
         const words = groups.map(
             ({ title, answers }) => `${title}: ${answers.map(({ entry }) => entry.title).join(", ")}`,
         );
         const left = out.length ? [`Left out: ${out.length}`] : [];
-        const evidence = `Evidence for it: ${strengths[answer.strength]}`;
+        const evidence = `Evidence for it: ${answer.strength}`;
         return `${[`${answer.case}: begin with ${answer.begin}`, evidence, ...words, ...left].join(". ")}.`;
     },
 };
@@ -123,7 +123,7 @@ export function firstChoice(answer, tables, strengths) {
             "ul",
             { class: "answers", "aria-label": "First choice" },
             element("li", {}, `Why: ${why}`),
-            element("li", {}, element("strong", {}, "Strength of the evidence: "), `${strengths[strength]}.`),
+            element("li", {}, element("strong", {}, "Strength of the evidence: "), `${strength}.`),
             ...(command ? [element("li", {}, `Compare it with ${other}: `, code(command))] : []),
             ...statements.map(stated),
             ...tables.map((table) => measured(table, strengths[table.strength])),

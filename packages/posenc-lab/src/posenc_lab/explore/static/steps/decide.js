@@ -30,8 +30,8 @@ export const figure = {
         };
     },
     pictured: ["said", "line"],
-    describe: (given, { answer, strengths }) =>
-        `${answer.case}: begin with ${answer.begin}. Evidence for it: ${strengths[answer.strength]}.`,
+    describe: (given, { answer }) =>
+        `${answer.case}: begin with ${answer.begin}. Evidence for it: ${answer.strength}.`,
 };
 
 export const predict = { ...which.defaults, longer: "rules" };
