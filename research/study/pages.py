@@ -223,8 +223,8 @@ def _write(name: str, template: str, **known: object) -> None:
     environment = Environment(  # of Markdown, in which nothing is to be escaped
         loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters = (label, labels, number, interval, said, cost, signed, memory)
-    environment.filters |= {each.__name__: each for each in filters}
+    filters = (labels, number, interval, said, cost, signed, memory)
+    environment.filters |= {"label": label, **{each.__name__: each for each in filters}}
     written = environment.get_template(f"{template}.md.j2").render(**known)
     write_whole(DOCS / "study" / f"{name}.md", (written.rstrip() + "\n").encode())
 
