@@ -448,7 +448,8 @@ def cell(summary: Summary, kind: str, scheme: str, length: int, note: str = "", 
         return Cell(summary.no_value(scheme, length, kind) or "missing", mark="absent")
     if not value.finite:
         return Cell("not finite", mark="absent")
-    return Cell(f"{value.mean:.3f}", [f"{value.low:.2f}–{value.high:.2f}", note], "best" if best else "")
+    interval = f"{value.low:.2f}{' to ' if value.low < 0 else '–'}{value.high:.2f}".replace("-", "−")
+    return Cell(f"{value.mean:.3f}".replace("-", "−"), [interval, note], "best" if best else "")
 
 
 def _differences(summary: Summary) -> list[Part]:
