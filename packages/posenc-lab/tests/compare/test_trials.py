@@ -51,8 +51,8 @@ def test_whether_schemes_were_tuned_is_said_first() -> None:
     )
     longer = [{**r, "twice": r["trial"]} if r["kind"] == "trial" and "bits" in r else r for r in tuned("nope", "rope")]
     assert report.observed(Summary(longer))[0] == (
-        "Every scheme was tuned with 5 trials; the best rate or multiplier of NoPE and RoPE is an end of what was tried: "
-        "try others beyond."
+        "Every scheme was tuned with 5 trials; the best rate or multiplier of NoPE and RoPE is an end of what was "
+        "tried: try others beyond."
     )
     fewer = [r for r in tuned("nope", "rope") if (r["scheme"], r.get("trial")) != ("rope", 4)]
     assert report.observed(Summary(fewer))[0] == "NoPE was tuned with 5 trials; RoPE was tuned with 4 trials."
