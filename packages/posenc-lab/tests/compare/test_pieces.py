@@ -120,7 +120,7 @@ def test_the_use_of_the_source_is_the_loss_without_it_less_that_with_it(config: 
     assert loaded.probe(Copying(60), CPU) == 0
 
 
-def test_natural_copies_are_pairs_of_files(config: Any, tmp_path: Path) -> None:
+def test_natural_copies_are_pairs_of_files_and_other_text_is_refused(config: Any, tmp_path: Path) -> None:
     """Sources and copies in turn: here a copy is its source in capitals."""
     for n in range(4):
         path = write(tmp_path / "made", f"{n}.txt", PIECE * 20, 100 + n) / f"{n}.txt"
@@ -134,6 +134,10 @@ def test_natural_copies_are_pairs_of_files(config: Any, tmp_path: Path) -> None:
     pieces = loaded.evaluator(Copying(1), CPU, lambda tokens: None)._pieces  # type: ignore[attr-defined]
     assert [copy.tobytes() for copy in pieces[COPY]] == [source.tobytes().upper() for source in pieces[SOURCE]]
     assert loaded.digest != Pieces().load(config(train_length=4 * PIECE, test_lengths=(4 * PIECE,))).digest
+    bits = np.random.default_rng(0).choice(np.frombuffer(b"01", dtype=np.uint8), 20_000)
+    (tmp_path / "bits.txt").write_bytes(bits.tobytes())
+    with pytest.raises(ValueError, match="text must have pieces of 16 bytes that differ, got windows without any"):
+        Pieces().load(config(text=(str(tmp_path / "bits.txt"),)))
     (tmp_path / "made" / "0.txt").write_bytes(b"a line\n")
     with pytest.raises(ValueError, match="copies must be several files of pairs of 96 bytes and nothing else, got "):
         Pieces().load(told)
