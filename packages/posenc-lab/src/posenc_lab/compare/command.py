@@ -20,8 +20,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "compare",
         help="compare schemes: train a small model with each, test it on longer inputs",
         description="Trains the same small model with each scheme and tests it on longer inputs: on windows of a text "
-        "(the default), on text in which far tokens decide, or on a puzzle. Writes records and a report. Run the same command again to resume. Lists are "
-        "separated by commas or spaces.",
+        "(the default), on text in which far tokens decide, or on a puzzle. Writes records and a report. Run the same "
+        "command again to resume. Lists are separated by commas or spaces.",
         epilog=f"Tasks: {', '.join(TASKS)}.",
     )
     parser.set_defaults(run=run)
