@@ -320,7 +320,8 @@ def _inputs(config: Any, takes: Mapping[str, inspect.Parameter]) -> Iterator[tup
     longest = 2 * pair("max_source_positions", default=600)[0]
     if max(count * max(steps, 1), longest) > 2 * TOKENS:
         raise ValueError(f"it must make at most {TOKENS} tokens, got {max(count * max(steps, 1), longest // 2)}")
-    length, lengths = pair("patch_length", default=32)[0], dict.fromkeys((longest, min(longest, 2000)))
+    shorter = 300 if hasattr(config, "feature_projection_input_dim") else 1000  # frames that are tokens, or are joined
+    length, lengths = pair("patch_length", default=32)[0], dict.fromkeys((min(longest, shorter), longest))
     every = torch.ones(1, count, dtype=torch.bool)
     more = {
         "past_values_padding": torch.zeros(1, 64 * length, dtype=torch.long),
