@@ -787,12 +787,13 @@ def forward_near(
     """The near pairs of B of the M queries of a block of `forward`, which goes on where that ended: ``far`` and ``lse``
     are its output and log-sum-exp."""
     b, h, block, end, first_tile, last_tile = block_of(work, M, B)
+    q_row, k_row, v_row = stride_of(q, W.Q_ROW), stride_of(k, W.K_ROW), stride_of(v, W.V_ROW)
     i0 = block + tl.program_id(0) % (M // B) * B
     i = i0 + tl.arange(0, B)
     mine = i < end
     row = b * heads.heads + h
     k_x, v_x = of_row(k, b, h // heads.groups), of_row(v, b, h // heads.groups)
-    q_i = rows(of_row(q, b, h), q.row, i0, mine, W.D, B, W.BLOCK_D)
+    q_i = rows(of_row(q, b, h), q_row, i0, mine, W.D, B, W.BLOCK_D)
     lines = Lines(
         of_head(terms.bias, h, bias_entries, 1), bias_entries,
         of_head(terms.vectors, h, vectors_entries, W.E), vectors_entries,
@@ -821,8 +822,8 @@ def forward_near(
             from_, to = tl.maximum(from_, i0 + least), tl.minimum(to, i0 + B + most)
             for j0 in range(from_, to, B):
                 here = j0 + tl.arange(0, B) < to
-                k_j = rows(k_x, k.row, j0, here, W.D, B, W.BLOCK_D)
-                v_j = rows(v_x, v.row, j0, here, W.V, B, W.BLOCK_V)
+                k_j = rows(k_x, k_row, j0, here, W.D, B, W.BLOCK_D)
+                v_j = rows(v_x, v_row, j0, here, W.V, B, W.BLOCK_V)
                 window = j0 - i0 - (B - 1)
                 met = met_with(x, x_scale, lines, window, tile, B, W.E, W.BLOCK_E, W.PRECISION)
                 s, _, _, _ = near_scores(
@@ -1175,13 +1176,14 @@ def backward_queries_near(
     """The near pairs of B of the M queries of a block of `backward_queries`, whose gradients of queries are in ``far``;
     to other results it adds."""
     b, h, block, end, first_tile, last_tile = block_of(work, M, B)
+    q_row, k_row, v_row = stride_of(q, W.Q_ROW), stride_of(k, W.K_ROW), stride_of(v, W.V_ROW)
     i0 = block + tl.program_id(0) % (M // B) * B
     i = i0 + tl.arange(0, B)
     mine = i < end
     row = b * heads.heads + h
     at = row * queries + i
     k_x, v_x = of_row(k, b, h // heads.groups), of_row(v, b, h // heads.groups)
-    q_i = rows(of_row(q, b, h), q.row, i0, mine, W.D, B, W.BLOCK_D)
+    q_i = rows(of_row(q, b, h), q_row, i0, mine, W.D, B, W.BLOCK_D)
     do = rows(incoming.dout + row * queries * W.V, W.V, i0, mine, W.V, B, W.BLOCK_V)
     lse_i = lse_of(incoming.lse, at, mine)
     delta_i = tl.load(incoming.delta + at, mask=mine, other=0.0)
@@ -1217,8 +1219,8 @@ def backward_queries_near(
             from_, to = tl.maximum(from_, i0 + least), tl.minimum(to, i0 + B + most)
             for j0 in range(from_, to, B):
                 here = j0 + tl.arange(0, B) < to
-                k_j = rows(k_x, k.row, j0, here, W.D, B, W.BLOCK_D)
-                v_j = rows(v_x, v.row, j0, here, W.V, B, W.BLOCK_V)
+                k_j = rows(k_x, k_row, j0, here, W.D, B, W.BLOCK_D)
+                v_j = rows(v_x, v_row, j0, here, W.V, B, W.BLOCK_V)
                 window = j0 - i0 - (B - 1)
                 met = met_with(x, x_scale, lines, window, tile, B, W.E, W.BLOCK_E, W.PRECISION)
                 s, bare, factor_of, pair = near_scores(
@@ -1281,11 +1283,12 @@ def backward_keys_near(
     """The near pairs of B of the N keys of a block of `backward_keys`, which left its gradients in ``far_k`` and
     ``far_v``."""
     b, of_keys, block, end, first_tile, last_tile = block_of(work, N, B)
+    q_row, k_row, v_row = stride_of(q, W.Q_ROW), stride_of(k, W.K_ROW), stride_of(v, W.V_ROW)
     j0 = block + tl.program_id(0) % (N // B) * B
     j = j0 + tl.arange(0, B)
     mine = j < end
-    k_j = rows(of_row(k, b, of_keys), k.row, j0, mine, W.D, B, W.BLOCK_D)
-    v_j = rows(of_row(v, b, of_keys), v.row, j0, mine, W.V, B, W.BLOCK_V)
+    k_j = rows(of_row(k, b, of_keys), k_row, j0, mine, W.D, B, W.BLOCK_D)
+    v_j = rows(of_row(v, b, of_keys), v_row, j0, mine, W.V, B, W.BLOCK_V)
     acc_k, acc_v = zeros(B, W.BLOCK_D), zeros(B, W.BLOCK_V)
     for g in range(heads.groups):
         h = of_keys * heads.groups + g
@@ -1313,7 +1316,7 @@ def backward_keys_near(
                 for i0 in range(from_, to, B):
                     i = i0 + tl.arange(0, B)
                     here = i < to
-                    q_i = rows(of_row(q, b, h), q.row, i0, here, W.D, B, W.BLOCK_D)
+                    q_i = rows(of_row(q, b, h), q_row, i0, here, W.D, B, W.BLOCK_D)
                     do = rows(incoming.dout + row * queries * W.V, W.V, i0, here, W.V, B, W.BLOCK_V)
                     lse_i = lse_of(incoming.lse, row * queries + i, here)
                     delta_i = tl.load(incoming.delta + row * queries + i, mask=here, other=0.0)
@@ -1364,6 +1367,7 @@ def backward_tables(
     w, h = tl.num_programs(1) - 1 - tl.program_id(1), tl.program_id(0).to(tl.int64)
     of_window = (tl.program_id(2) * heads.heads + h) * tl.num_programs(1) + w
     d_low = least_r + w * B  # the distance of the window's first column
+    q_row, k_row, v_row = stride_of(q, W.Q_ROW), stride_of(k, W.K_ROW), stride_of(v, W.V_ROW)
     lines = Lines(
         of_head(terms.bias, h, bias_entries, 1), bias_entries,
         of_head(terms.vectors, h, vectors_entries, W.E), vectors_entries,
@@ -1385,7 +1389,7 @@ def backward_tables(
         i = i0 + tl.arange(0, B)
         mine = i < end
         row = b * heads.heads + h
-        q_i = rows(of_row(q, b, h), q.row, i0, mine, W.D, B, W.BLOCK_D)
+        q_i = rows(of_row(q, b, h), q_row, i0, mine, W.D, B, W.BLOCK_D)
         do = rows(incoming.dout + row * queries * W.V, W.V, i0, mine, W.V, B, W.BLOCK_V)
         lse_i = lse_of(incoming.lse, row * queries + i, mine)
         delta_i = tl.load(incoming.delta + row * queries + i, mask=mine, other=0.0)
@@ -1410,8 +1414,8 @@ def backward_tables(
             if (j0 < tl.minimum(last, to_i)) & (j0 + B > tl.maximum(first, from_i)):
                 j = j0 + tl.arange(0, B)
                 here = (j >= first) & (j < last)
-                k_j = rows(of_row(k, b, h // heads.groups), k.row, j0, here, W.D, B, W.BLOCK_D)
-                v_j = rows(of_row(v, b, h // heads.groups), v.row, j0, here, W.V, B, W.BLOCK_V)
+                k_j = rows(of_row(k, b, h // heads.groups), k_row, j0, here, W.D, B, W.BLOCK_D)
+                v_j = rows(of_row(v, b, h // heads.groups), v_row, j0, here, W.V, B, W.BLOCK_V)
                 window = j0 - i0 - (B - 1)
                 met = met_with(x, x_scale, lines, window, tile, B, W.E, W.BLOCK_E, W.PRECISION)
                 s, bare, factor_of, _ = near_scores(

@@ -211,8 +211,8 @@ class Kernels:
         self.channels = widest if query.element_size() < 4 else WIDEST  # products of float32 take more registers
         self.entries = {f"{name}_entries": terms[name].size(1) if name in terms else 0 for name in TABLES}
         self.shared: Tensors = {"queries": self.queries, "keys": self.keys, "W": self.widths, "blocks": 0}
-        known = [x.stride(2) if x.stride(2) <= x.stride(0) else None for x in tensors]
-        self.known = dict(zip(("Q_ROW", "K_ROW", "V_ROW"), known, strict=True))
+        q_row, k_row, v_row = (x.stride(2) if x.stride(2) <= x.stride(0) else None for x in tensors)
+        self.strided = self.widths._replace(Q_ROW=q_row, K_ROW=k_row, V_ROW=v_row)
         self.shared["heads"] = Heads(self.heads, self.heads // self.kv_heads, scale)
         self.shared["past"] = self.batch * self.heads * self.queries
         self.lows = {name: form.lows[at] for name, at in zip(TABLES, LOWS, strict=True) if name in terms}
@@ -244,13 +244,13 @@ class Kernels:
         is_near = name.endswith("_near")
 
         def prepare() -> Preparation:
-            arguments = self.shared | self.pair_entries
+            arguments = self.shared | self.pair_entries | {"W": self.strided}
             arguments |= {"M": sizes.long, "N": sizes.short} if side == 0 else {"M": sizes.short, "N": sizes.long}
             options: dict[str, Any] = {"num_warps": sizes.warps, "num_stages": sizes.stages}
             if is_near:
                 arguments["B"], options = sizes.square, squares_of(name, self.shapes, self.channels)
             else:
-                arguments |= {"HAS_RIGHT": self._has_right(tasks), "W": self.widths._replace(**self.known)}
+                arguments["HAS_RIGHT"] = self._has_right(tasks)
                 # Lookups in tables would be loaded ahead too, a number for each pair.
                 looks_up = self.entries["bias_entries"] > 1 or "factor" in self.shapes
                 # But the far loop of wide heads takes three times the instructions beside a near loop that is not.
@@ -535,6 +535,7 @@ class Kernels:
 
         def prepare() -> Preparation:
             arguments = self.shared | self.pair_entries | {"count": count, "batch": tasks.rows, "B": B}
+            arguments["W"] = self.strided
             arguments |= {"blocks": 0 if counted is None else counted.size(2)}
             arguments |= {"least_r": least - B, "low": lows[wanted[0]], "lead": 6 + TABLES.index(wanted[0])}
             options = squares_of("backward_tables", self.shapes, self.channels)
