@@ -265,7 +265,8 @@ def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tup
     for name, (weight, rows) in seen[0][1].buckets.items():
         biases = [(call.bias, *answer.buckets[name], answer.places) for call, answer in seen]
         made = [(bias, table[rows_of[at]].permute(2, 0, 1)) for bias, table, rows_of, at in biases]
-        if all(bias is not None and torch.allclose(ours.double(), bias, 1e-5, 1e-6) for bias, ours in made):
+        same = (b is not None and b.shape == x.shape and torch.allclose(x.double(), b, 1e-5, 1e-6) for b, x in made)
+        if all(same):
             return name, _buckets(weight, rows, config)
     scale = next((part for part in scheme.parts if isinstance(part, QueryScale)), None)
     heads = seen[0][0].query.size(1)
@@ -280,8 +281,8 @@ def _biased(scheme: Scheme, seen: list[tuple[Call, Answer]], config: Any) -> tup
 
 
 def _with_four_terms(call: Call, answer: Answer) -> TransformerXL | None:
-    """`TransformerXL` with parameters of a layer, if scores are its; sines and cosines of distances are in turn there,
-    and one after the other in posenc."""
+    """`TransformerXL` with a layer's parameters, if it gives the layer's scores. In transformers' vectors of distances
+    sines and cosines alternate; in posenc's all sines come first."""
     assert call.bias is not None
     heads, width = call.query.shape[1::2]
     of = {name: each.double() for name, each in call.module.named_parameters()}

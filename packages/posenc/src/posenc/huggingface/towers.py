@@ -222,7 +222,8 @@ def input_of(asked: Asked, answer: Answer) -> tuple[Scheme | None, list[str]]:
         return None, remarks
     if asked.axes and not asked.is_tower:
         fitted = fitted_table(asked.model, *asked.on_grid())
-        return (None, [UNREAD]) if fitted is None else (fitted[0], [fitted[1]])
+        unread = UNREAD if answer.tables else "positions are added to patches too, which are not read"
+        return (None, [unread]) if fitted is None else (fitted[0], [fitted[1]])
     if len(found) > 1:
         raise ValueError(f"positions are added to its tokens {len(found)} times")
     [(name, added, every)] = found
@@ -246,10 +247,14 @@ UNREAD = "a learned table is added to patches, fitted to the grid, which is not 
 def fitted_table(model: nn.Module, added: Tensor | None, grid: tuple[int, ...]) -> tuple[Scheme, str] | None:
     """The learned table of a square of patches that is resized or repeated for patches of another grid, in one line or
     in blocks of 2 x 2, and what to say of it."""
-    for name, weight in model.named_parameters() if added is not None and len(grid) == 2 else ():
-        rows = weight.reshape(-1, weight.size(-1)).double()
+    if added is None or len(grid) != 2:
+        return None
+    for name, weight in model.named_parameters():
+        if "pos" not in name or weight.dim() < 2 or weight.size(-1) != added.size(1):
+            continue
+        rows = weight.flatten(0, -2).double()
         side = math.isqrt(len(rows))
-        if "pos" not in name or added is None or rows.size(1) != added.size(1) or side < 2:
+        if side < 2:
             continue
         table = rows[len(rows) - side**2 :].view(side, side, -1)
         y, x = (torch.arange(n) % side for n in grid)

@@ -134,14 +134,11 @@ def _prepared(call: Call) -> tuple[Prepared, Tensor, list[Tensor]]:
         with blockwise.deriving(len(copies) > 0):
             lines.append(_Lines(call))
             given, names, *rest = lines[0].arguments()
-        shared, tensors, skipping = (
-            blockwise.repeatable(given, copies) if copies else None,
-            lines[0].tensors,
-            _skipping(call),
-        )
+        shared, skipping = blockwise.repeatable(given, copies) if copies else None, _skipping(call)
         is_fixed = blockwise.is_of_positions(call) and (shared is not None or not lines[0].learned)
         given = given if shared is None else shared
-        if is_fixed and call.store is not None and "bias" in tensors and skipping[0] and not call.has_few_queries:
+        tensors, is_kept = lines[0].tensors, is_fixed and call.store is not None
+        if is_kept and "bias" in tensors and skipping[0] and not call.has_few_queries:
             given, names = [*given, highest_of(tensors)], f"{names} highest"
         # Few queries skip keys by their norms, without reading them.
         if call.key_norms is not None and lines[0].key is call.key and call.has_few_queries and skipping[0]:

@@ -253,7 +253,7 @@ class Kernels:
                 arguments["HAS_RIGHT"] = self._has_right(tasks)
                 # Lookups in tables would be loaded ahead too, a number for each pair.
                 looks_up = self.entries["bias_entries"] > 1 or "factor" in self.shapes
-                # But the far loop of wide heads takes three times the instructions beside a near loop that is not.
+                # But unless the near loop of wide heads loads ahead, their far loop takes three times the instructions.
                 looks_up = looks_up and (name != "forward" or not 64 < self.channels <= 128)
                 arguments["NEAR_STAGES"] = 1 if looks_up or (side and self.channels <= 64) else sizes.stages
                 if sizes.registers and not side:
@@ -393,8 +393,8 @@ class Kernels:
         if parts > 1:
             some, some_lse = (lse.new_empty((parts, *x.shape)) for x in (out, lse))
         broken = BrokenLines(terms.get("away"), table_of(terms.get("share")), terms.get("lines"), terms.get("ends"))
-        lengths = terms.get("key_norms") if self._skips_by_norms else None
-        norms = None if lengths is None else Rows(lengths, *lengths.stride())
+        of_keys = terms.get("key_norms") if self._skips_by_norms else None
+        norms = None if of_keys is None else Rows(of_keys, *of_keys.stride())
         tensors = {**inputs.tensors, "out": some, "lse": some_lse, "broken": broken, "key_norms": norms}
         self.start("decode", None, inputs, tensors, lambda: split)
         if parts > 1:
