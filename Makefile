@@ -138,7 +138,7 @@ survey: $(VENV)/.triton kernel ## set up, run more cases like those of CI, and l
 # With the Python that is there, which has torch and Triton: nothing is installed or fetched.
 # GPU=--quick takes less; GPU=--dry-run needs no GPU.
 gpu: ## with PYTHON and nothing set up, test and time the kernels on a CUDA device, write runs/gpu
-	@PYTHONPATH=$(LIBRARY)/src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) research/benchmarks/gpu/run.py $(GPU)
+	@PYTHONPATH=$(LIBRARY)/src:packages/posenc-lab/src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) research/benchmarks/gpu/run.py $(GPU)
 
 # The same libraries that an editable install builds; does nothing where they are up to date.
 kernel:

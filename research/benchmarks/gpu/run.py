@@ -1,6 +1,6 @@
 """Runs the tests marked gpu on a CUDA device, and times attention with positions, decoding and rotations on it.
 
-    PYTHONPATH=packages/posenc/src python research/benchmarks/gpu/run.py --out runs/gpu
+    PYTHONPATH=packages/posenc/src:packages/posenc-lab/src python research/benchmarks/gpu/run.py --out runs/gpu
 
 It needs torch, Triton and jaxtyping, and for the tests pytest and what they import. Times are those of
 `triton.testing.do_bench`, which empties the device's cache before each call, and with replayed CUDA graphs. All ways to
@@ -281,7 +281,7 @@ def attentions_of(
 
     sizes, device, training = DRY if dry else REAL, "cpu" if dry else "cuda", case.phase == "training"
     decodes = case.phase == "decoding"
-    heads = sizes["channels"] // case.width
+    heads = max(sizes["channels"] // case.width, 1)
     kv_heads = max(heads // GROUP, 1) if decodes else heads
     batch = sizes["sequences"] if decodes else max(sizes["tokens"] // case.length, 1)
     settings = Settings(dtype="bfloat16", device=device, lengths=(case.length,), heads=heads, head_dim=case.width)
@@ -363,7 +363,7 @@ def rotations_of(case: Case, dry: bool) -> dict[str, Callable[[], Call]]:
     import posenc
 
     sizes, device = DRY if dry else REAL, "cpu" if dry else "cuda"
-    heads, batch = 2 * sizes["channels"] // case.width, max(sizes["tokens"] // case.length, 1)
+    heads, batch = max(2 * sizes["channels"] // case.width, 1), max(sizes["tokens"] // case.length, 1)
     training = case.phase == "training"
     projected = torch.randn(batch, case.length, heads + max(heads // GROUP, 1), case.width, device=device)
     q, k = (x.transpose(1, 2) for x in projected.to(torch.bfloat16).split((heads, max(heads // GROUP, 1)), 2))

@@ -1,7 +1,9 @@
 """Resolves the target of the command line, such as ``module:name`` or ``path/to/file.py:name``, to subjects."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -27,10 +29,16 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
         return _of_pretrained(target, dim, claims)
     value, module = load_object(target, "TARGET")
     if not is_importable(module):
-        file = target.rpartition(":")[0]
-        raise ValueError(f"{file} must have a name that scripts can import, and no other module has: rename it")
+        named = "must have a name that scripts can import, and no other module has: rename it"
+        raise ValueError(f"{target.rpartition(':')[0]} {named}")
     if callable(value) and not isinstance(value, Subject | nn.Module):
         build = value
+        needed = list[str]()
+        with suppress(ValueError, TypeError):  # it has no signature
+            every = signature(build).parameters.values()
+            needed = [x.name for x in every if x.default is x.empty and x.kind < x.VAR_POSITIONAL]
+        if needed:
+            raise ValueError(f"{target} must take no arguments, or be a subject's call: it takes {', '.join(needed)}")
         try:
             value = build()
         except (Exception, SystemExit) as error:

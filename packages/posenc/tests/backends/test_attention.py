@@ -213,7 +213,7 @@ REFUSED: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str]] = {
     "value door": (
         lambda: Shaw(HEAD_DIM, 2).double(),
         {},
-        "the value door needs the attention weights, which the fused kernel does not return",
+        "vectors added to values need the attention weights, which the fused kernel does not return",
     ),
     "row score": (
         lambda: TrialCoPE(4, HEAD_DIM),

@@ -40,7 +40,7 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = {
         ),
     ),
     Row: never("a score term needs whole rows of scores, which the fused kernel does not provide"),
-    Value: never("the value door needs the attention weights, which the fused kernel does not return"),
+    Value: never("vectors added to values need the attention weights, which the fused kernel does not return"),
 }
 
 

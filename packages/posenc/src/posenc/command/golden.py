@@ -59,9 +59,13 @@ def is_indexer(layer: Any) -> bool:
 
 def code(scheme: Scheme) -> str:
     """The line of posenc that makes a scheme."""
-    names = ((type(part).__module__, type(part).__name__) for part in scheme.parts)
-    places = ("posenc" if hasattr(posenc, name) else place for place, name in names)
-    return " + ".join(f"{place}.{part!r}" for place, part in zip(places, scheme.parts, strict=True))
+    found = []
+    for part in scheme.parts:
+        place, name = type(part).__module__, type(part).__name__
+        scaling = repr(getattr(part, "scaling", None))
+        arguments = part.extra_repr().replace(f"scaling={scaling}", f"scaling=posenc.{scaling}")
+        found.append(f"{'posenc' if hasattr(posenc, name) else place}.{name}({arguments})")
+    return " + ".join(found)
 
 
 def numbers(said: ModelPositions) -> dict[str, Any]:

@@ -151,7 +151,7 @@ class _Cheap(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-UNKNOWN = "multiplies queries and keys in no way that is known"
+UNKNOWN = "multiplies queries and keys in a way that posenc does not recognise"
 NAMED = re.compile("att(entio)?n", re.I)
 PRODUCTS = ("__matmul__", "baddbmm", "bmm", "matmul")
 """Names of functions of which attention with code of its own takes one before and one after a softmax."""
