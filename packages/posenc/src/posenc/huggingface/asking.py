@@ -368,7 +368,7 @@ def _multiple(name: str, calls: tuple[Call, Call]) -> float:
         return found[0] if abs(found[0] - 1) > 1e-6 else 1.0
     if is_own(calls[0].module):
         raise ValueError(
-            f"layer {calls[0].layer} makes its {name} of what its linear layers give in a way that posenc does not recognise"
+            f"layer {calls[0].layer} makes its {name} from its linear layers in a way that posenc does not recognise"
         )
     return 1.0
 
