@@ -398,7 +398,10 @@ def _added_to_nothing(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return torch.baddbmm(none, q[0], k[0].mT, beta=0)[None]
 
 
-BIAS, UNSEEN = "in layer 0 a bias is added to its scores", "RemBertSelfAttention multiplies queries and keys in no way"
+BIAS, UNSEEN = (
+    "in layer 0 a bias is added to its scores",
+    "RemBertSelfAttention multiplies queries and keys in a way that posenc",
+)
 PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, ""),
     "nothing, with a summand of 0 times no number": ({"product": _added_to_nothing}, ""),
@@ -414,7 +417,7 @@ PLANTED: dict[str, tuple[dict[str, Any], str]] = {
     "two softmaxes": ({"again": lambda p: nn.functional.softmax(p, -1)}, UNSEEN),
     "longer queries": (
         {"longer": lambda q: q * q.norm()},
-        "layer 0 makes its query of what its linear layers give in n",
+        "layer 0 makes its query from its linear layers in a way that",
     ),
 }
 """What attention with code of its own may do besides, and why it is refused."""

@@ -570,7 +570,7 @@ class Asked(TorchFunctionMode):
                 raise ValueError(f"its model could not be run: {_reason(error, self.config)}") from error
         if self.unseen:
             module, name = next(iter(self.unseen.items()))
-            raise ValueError(f"{type(module).__name__} {UNKNOWN}, by torch's {name}")
+            raise ValueError(f"{type(module).__name__} {UNKNOWN}" + f", by torch.{name}" * (name != "linear"))
         # A token's states in other layers, to which the same query attends for each token, have no positions.
         calls = [
             c
