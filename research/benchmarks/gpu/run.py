@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 ROOT = Path(__file__).parents[3]
 NEEDED = ("torch", "triton", "jaxtyping")
-BACKENDS = ("triton", "flex", "flex_flash", "sdpa")  # those that `posenc kernel --tune` races
+BACKENDS = ("triton", "flex", "flex_flash", "sdpa")
 PHASES = ("forward", "training", "decoding")
 QUICK = ("nope", "rope", "alibi", "t5", "shaw", "fire", "transformer_xl")
 ROTATIONS = ("rotation", "norm and rotation")  # of queries and keys, without attention

@@ -199,8 +199,8 @@ def has_freed_graph(x: Tensor) -> bool:
 
 def without_saved_tensors_hooks() -> AbstractContextManager[object]:
     """A context in which autograd saves tensors as they are, whatever hooks there are around it. Where hooks are
-    disabled there are none."""
-    if not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
+    disabled there are none, and in a graph nothing is saved yet."""
+    if torch.compiler.is_compiling() or not torch._C._autograd._saved_tensors_hooks_is_enabled():  # type: ignore[attr-defined]
         return nullcontext()
     return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
 

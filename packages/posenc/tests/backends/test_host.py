@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import KERPLE, T5, ALiBi, Positions, RoPE, Sandwich, Scheme, Shaw
-from posenc.backends import cache, flex
+from posenc.backends import cache, flex, races
 from posenc.backends.triton import backend as triton
 from posenc.backends.triton import operator
 from tests.backends.test_triton_launch import NullLauncher
@@ -319,6 +319,24 @@ def test_a_deterministic_gradient_of_a_table_is_not_of_flex(
     assert "flex" not in posenc.explain(*layer, fixed, is_causal=True).refusals
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert "flex" not in posenc.explain(*layer, encoding, is_causal=True).refusals
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_later_layers_save_as_many_tensors_as_the_first(
+    name: str, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does one that a checkpoint runs again: where a backend is chosen, nothing is saved."""
+    monkeypatch.setenv("POSENC_RACES", "1")
+    monkeypatch.setattr(races, "gpu_name", lambda device: "X")
+    monkeypatch.setattr(races, "races_on", lambda gpu: {"another kind": ()})
+    scheme, counts = MAKES[name](), []
+    encoding = None if scheme is None else scheme(Positions.arange(TOKENS), dtype=torch.float32)
+    for _ in range(2):
+        saved: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, saved=saved: saved.append(x) or x, lambda x: x):
+            posenc.attention(*drawn(requires_grad=True), encoding, is_causal=True)
+        counts.append(len(saved))
+    assert counts[0] == counts[1]
 
 
 WIDE = "support at most 128 channels, a multiple of 8, as in values, got"

@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -576,7 +577,11 @@ def test_the_command_builds_for_this_processor(
     compiler: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = compiler()
+    for name, mtime in {"races-old.json": 0, "races-new.json": time.time()}.items():
+        (library.cache() / name).write_text("{}")
+        os.utime(library.cache() / name, (mtime, mtime))
     assert main(["kernel", "--build"]) == 0
+    assert [path.name for path in library.cache().glob("races-*")] == ["races-new.json"]
     assert capsys.readouterr().out.count("native    used, gives the known answers") == 2
     assert {call[-1].rpartition("/")[2] for call in calls(log)} == {  # which run at once
         "attention-float-native.so",

@@ -84,7 +84,6 @@ class CallFacts:
         self.call = call
         self.has_few_queries = call.has_few_queries
         self.has_plane = any(term.is_planar for term in call.score_terms)
-        self.fastest: tuple[Backend, str] | None = None  # of a race on this device, and why
         self.pairs_per_tile: float | None = None
         self._known: dict[str, bool] = {}
 
@@ -118,17 +117,24 @@ class CallFacts:
     def is_cuda(self) -> bool:
         return self.call.query.device.type == "cuda"
 
-    # What the rows of `CHOICES` ask, in their order.
-
-    def has_winner(self) -> bool:
-        """A race on this device decides: on a CPU that the kernel is faster, though no mask is needed."""
+    def winner(self) -> tuple[Backend, str] | None:
+        """The backend that won the race of such calls on this device, and why: on a CPU the kernel, where no mask is
+        needed. What is exported, or has a forward-mode derivative, does not ask."""
+        if compat.is_exporting() or compat.is_forward_mode():
+            return None
         if self.is_cuda():
-            found = fastest_on_gpu(self.call, lambda name: self.takes(_backend(name)))
-            self.fastest = None if found is None else (_backend(found[0]), found[1])
-        elif not self.has_plane and self.takes(SDPA) and self.is_plain() and self.takes(NATIVE):
-            why = kernel_is_ahead(self.call)
-            self.fastest = None if why is None else (NATIVE, why)
-        return self.fastest is not None
+            known = {backend.name: backend for backend in BACKENDS}
+            found = fastest_on_gpu(self.call, lambda name: self.fits(known[name]))
+            return None if found is None else (known[found[0]], found[1])
+        is_raced = not self.has_plane and self.takes(SDPA) and self.is_plain() and self.takes(NATIVE)
+        why = kernel_is_ahead(self.call) if is_raced else None
+        return None if why is None else (NATIVE, why)
+
+    def fits(self, backend: Backend) -> bool:
+        """The backend takes it, and makes no mask of many pairs."""
+        return self.takes(backend) and (backend is not SDPA or self.is_plain() or self.has_few_scores())
+
+    # What the rows of `CHOICES` ask, in their order.
 
     def needs_no_mask(self) -> bool:
         """The fused kernel suffices. A plane can be folded into query and key too, but they become wide."""
@@ -183,9 +189,9 @@ class CallFacts:
 
 
 class Choice(NamedTuple):
-    """A backend that "auto" takes, when, and why; None: the fastest of a race, and its times."""
+    """A backend that "auto" takes, when, and why."""
 
-    backend: Backend | None
+    backend: Backend
     when: Callable[[CallFacts], bool]
     why: str
 
@@ -206,7 +212,6 @@ CHOICES = (
     Choice(REFERENCE, lambda asked: compat.is_forward_mode(), "no fused kernel has a forward-mode derivative"),
     Choice(SDPA, lambda asked: compat.is_exporting() and asked.takes(SDPA), EXPORTED),
     Choice(REFERENCE, lambda asked: compat.is_exporting(), EXPORTED),
-    Choice(None, CallFacts.has_winner, ""),
     Choice(SDPA, CallFacts.needs_no_mask, "nothing is added to the scores, so the fused kernel suffices"),
     Choice(NATIVE, CallFacts.suits_few_queries, "there are few queries, and the kernel reads keys only once"),
     Choice(TRITON, lambda asked: asked.is_cuda() and asked.has_few_queries_beside(TRITON), SPLIT),
@@ -225,10 +230,6 @@ CHOICES = (
 """Read from the top: the first row that applies is taken, so each relies on those above it."""
 
 
-def _backend(name: str) -> Backend:
-    return next(backend for backend in BACKENDS if backend.name == name)
-
-
 def _pairs_per_tile(call: Call) -> float:
     """The pairs of all heads in a tile, on average; in a compiled graph any number. 0 if the layout is unknown."""
     if call.layouts is None:
@@ -241,12 +242,15 @@ def _pairs_per_tile(call: Call) -> float:
 
 
 def choose(call: Call) -> tuple[Backend, str]:
-    """The backend for "auto", and the reason: the first row of `CHOICES` that applies."""
+    """The backend for "auto", and the reason: the winner of a race, or the first row of `CHOICES` that applies."""
     asked = CallFacts(call)
+    winner = asked.winner()
+    if winner is not None:
+        return winner
     for choice in CHOICES:
         if choice.when(asked):
             break
-    return asked.fastest or (choice.backend or REFERENCE, choice.why)
+    return choice.backend, choice.why
 
 
 def explain(call: Call) -> Explanation:
@@ -260,7 +264,7 @@ def explain(call: Call) -> Explanation:
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0
-    if backend in (FLEX, FLEX_FLASH) or (backend is NATIVE and skips_keys(call.rotated())):
+    if backend is FLEX or (backend is NATIVE and skips_keys(call.rotated())):
         computed = computed_share(call.rotated())
     elif backend is TRITON:
         computed = counted_share(call.rotated())

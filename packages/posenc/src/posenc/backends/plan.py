@@ -113,7 +113,8 @@ def make_plan(
     request, settled, call = request.checked()
     assert isinstance(request.encoding, Encoding)
     encoding = request.encoding
-    run = bands.runner(call, request.options.backend)
+    with compat.without_saved_tensors_hooks():  # checkpointing does not choose again when it runs a layer again
+        run = bands.runner(call, request.options.backend)
     call.check()
     read = tuple(each.parameter for each in encoding._made_with) if is_of_scheme else ()
     is_small = sum(p.numel() for p in read) <= COMPARED_NUMBERS and all(map(is_readable, read))

@@ -37,7 +37,7 @@ from posenc.backends.native.backend import NATIVE
 from posenc.backends.native.build import UnavailableError
 from posenc.backends.native.operator import CHANNELS
 from posenc.backends.sdpa import SDPA, is_triangle
-from posenc.encoding.terms import AddedVector, Bias, CumulativeBias, Function, RelativeDot, Term, Value
+from posenc.encoding.terms import Bias, CumulativeBias, Function, RelativeDot, Term
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility, sees_all
 from posenc.rotation.phases import PairRotation
@@ -52,8 +52,7 @@ SECONDS_OF_TIMING = 1e-4
 NOISY_RATIO = 2.0  # the middle over the fastest of all rounds; above it the times say nothing
 DEFAULT_TOKENS = 256  # from here on the kernel is taken where times say nothing: it was the faster one everywhere
 
-GPU = "gpu"  # in the place of a precision: the races on GPUs, which are kept in one file
-RACERS = {GPU: ("sdpa", "triton", "flex", "flex_flash")}
+CPU_RACERS, GPU_RACERS = ("sdpa", "native"), ("sdpa", "triton", "flex")
 WIDTHS = (64, 80, 96, 128, 256)  # channels that are raced on a GPU; a call is of the next kind above its own
 
 
@@ -70,16 +69,10 @@ class Kind(NamedTuple):
     on: str
 
     def __str__(self) -> str:
-        words = (
-            str(self.dtype).removeprefix("torch."),
-            self.added,
-            "causal" if self.is_causal else "both directions",
-            "training" if self.is_training else "forward",
-            *(["few queries"] if self.is_few else []),
-            f"{self.width} channels",
-            self.on,
-        )
-        return ", ".join(words)
+        seen = "causal" if self.is_causal else "both directions"
+        phase = "training" if self.is_training else "forward"
+        words = str(self.dtype).removeprefix("torch."), self.added, seen, phase, "few queries" * self.is_few
+        return ", ".join(filter(None, (*words, f"{self.width} channels", self.on)))
 
 
 class Lap(NamedTuple):
@@ -98,30 +91,28 @@ class Lap(NamedTuple):
         """Whether the CPU kernel is to be taken: it was the faster one or, where the times say nothing, by default."""
         return self.seconds["native"] <= self.seconds["sdpa"] if self.is_clear else self.tokens >= DEFAULT_TOKENS
 
-    def told(self, name: str = "") -> str:
-        """The time of this backend, or of the fastest, against those of the others."""
-        name = name or self.fastest
+    def comparison(self, name: str) -> str:
+        """The time of this backend against those of the others."""
         others = sorted((seconds, other) for other, seconds in self.seconds.items() if other != name)
         against = " and ".join(f"{seconds * 1e3:.3g} of {other}" for seconds, other in others)
         noise = "" if self.is_clear else ", too noisy to tell"
         return f"{name} took {self.seconds[name] * 1e3:.3g} ms against {against} at {self.tokens:,} tokens{noise}"
 
 
-Race = tuple[Lap, ...]
-Once = Callable[[], None]
+Race = tuple[Lap, ...]  # empty: fewer than two backends take the call
+Run = Callable[[], None]
 _RACES: dict[Kind, Race] = {}  # of this process; never stale, since neither machine nor library changes under it
 _LOCK = threading.RLock()
 
 
-class Track(NamedTuple):
-    """Where races are run. ``enter(kind)`` returns what enters at a length: runs of the same call, by backend."""
+class Benchmark(NamedTuple):
+    """How backends race on a device. ``entries(kind)`` returns the runs of one call at a length, by backend."""
 
     device: torch.device
     lengths: Sequence[int]
-    deciding: int  # the tokens from which on a clear lead ends the race
-    enter: Callable[[Kind], Callable[[int], Mapping[str, Once]]]
-    seconds: Callable[[Once, int], float]  # of a run, of so many one after the other
-    typical: Callable[[Sequence[float]], float]  # of all rounds
+    deciding_tokens: int  # from which on a clear lead ends the race
+    entries: Callable[[Kind], Callable[[int], Mapping[str, Run]]]
+    seconds: Callable[[Run, int], float]  # of a run, of so many one after the other
 
 
 def kind_of(call: Call, threads: int) -> Kind:
@@ -162,7 +153,7 @@ def kernel_is_ahead(call: Call) -> str | None:
     if race is None:
         return f"{WHY}, and from {DEFAULT_TOKENS} tokens on the kernel is taken" if tokens >= DEFAULT_TOKENS else None
     lap = nearest(race, tokens)
-    return f"{WHY}, and in a race on this machine {lap.told('native')}" if lap.is_kernel else None
+    return f"{WHY}, and in a race on this machine {lap.comparison('native')}" if lap.is_kernel else None
 
 
 WHY = "there are no score terms"
@@ -182,55 +173,70 @@ def nearest(race: Race, tokens: float) -> Lap:
     return min(race, key=lambda lap: abs(math.log(lap.tokens / max(tokens, 1))))
 
 
+def comparisons(race: Race) -> list[str]:
+    """The times of the fastest against those of the others, by length."""
+    return [lap.comparison(lap.fastest) for lap in race] or ["fewer than two backends take it"]
+
+
 # -- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
 def fastest_on_gpu(call: Call, takes: Callable[[str], bool]) -> tuple[str, str] | None:
     """The backend that was fastest, of those that take the call, in the race of its kind on this GPU, and the times;
     None if there was no race. A graph does not ask, since it serves all lengths."""
-    kind = kind_on_gpu(call) if compat.is_eager() and not is_off() and races_on_gpus() else None
-    race = races_on_gpus().get(str(kind)) if kind is not None else None
-    if race is None or _tokens(call) < race[0].tokens / 2:
+    races = races_on(gpu_name(call.query.device)) if compat.is_eager() and not is_off() else {}
+    race, tokens = races.get(str(kind_on_gpu(call))) if races else None, _tokens(call)
+    if not race or tokens < race[0].tokens / 2:
         return None
-    lap = nearest(race, _tokens(call))
+    lap = nearest(race, tokens)
     name = min(filter(takes, lap.seconds), key=lap.seconds.__getitem__, default=None)
-    return None if name is None else (name, f"in a race on this device {lap.told(name)}")
+    return None if name is None else (name, f"in a race on this device {lap.comparison(name)}")
 
 
 @functools.cache
-def races_on_gpus() -> Mapping[str, Race]:
-    """All races on GPUs, read once by a process; those that another one runs later are for processes after it."""
-    return stored(GPU)
+def races_on(gpu: str) -> Mapping[str, Race]:
+    """The races on this GPU, read once by a process; those that another one runs later are for processes after it."""
+    return stored(gpu)
+
+
+def gpu_name(device: torch.device) -> str:
+    """The name of a GPU, and what is in FlashAttention's place."""
+    return ", ".join(filter(None, (torch.cuda.get_device_name(device), compat.flash_attention())))
 
 
 def kind_on_gpu(call: Call) -> Kind | None:
     """The kind that a call belongs to; None if that is not raced. Queries and keys are rotated before."""
+    terms, dtype = (*call.score_terms, *call.values), call.query.dtype
+    added = "plain" if not terms else _word(terms[0]) if len(terms) == 1 else None
     width = next((n for n in WIDTHS if n >= max(call.query.size(3), call.value.size(3))), None)
-    words = {None if term.is_planar else _word(term) for term in (*call.score_terms, *call.values)} or {"plain"}
-    words = {"vectors"} if "vectors" in words and None not in words else words
-    (added, *others), is_few, is_training = words, call.has_few_queries, _is_trained(call)
-    is_whole = is_triangle(call) or sees_all(call.query_positions, call.key_positions, call.visibility)
-    is_other = call.attn_mask is not None or call.dropout_p > 0 or call.return_lse or (is_few and is_training)
-    if width is None or added is None or others or is_other or not is_whole:
+    is_few, is_training, is_causal = call.has_few_queries, _is_trained(call), is_triangle(call)
+    is_other = (
+        call.attn_mask is not None or call.dropout_p > 0 or call.return_lse or (is_few and is_training)
+        or call.query.size(1) != call.key.size(1) or not is_raced_in(dtype)
+        or not (is_causal or sees_all(call.query_positions, call.key_positions, call.visibility))
+    )  # fmt: skip
+    if width is None or added is None or is_other:
         return None
     if added == "table" and torch.is_grad_enabled() and learns(call):
         added, is_training = "learned table", True
-    is_causal = is_few or is_triangle(call)
-    return Kind(call.query.dtype, added, is_causal, is_training, is_few, width, on_gpu(call.query.device))
+    return Kind(dtype, added, is_few or is_causal, is_training, is_few, width, gpu_name(call.query.device))
 
 
-def on_gpu(device: torch.device) -> str:
-    return ", ".join(filter(None, (torch.cuda.get_device_name(device), compat.flash_attention())))
+def is_raced_in(dtype: torch.dtype) -> bool:
+    """TF32 is not a part of a kind, so with it no race is run or decides."""
+    return dtype != torch.float32 or not compat.multiplies_in_tf32()
 
 
 def _word(term: Term) -> str | None:
+    """What a term adds, if calls with such terms are raced."""
     match term:
-        case RelativeDot() | AddedVector() | Value():
-            return "vectors"
         case CumulativeBias():
             return "clock"
-        case Bias():
-            return "line" if term.distance.tail == "linear" and term.distance.past == 0 else "table"
+        case Bias(is_planar=False, distance=distance):
+            is_line = distance.tail == "linear" and distance.past == 0
+            return "line" if is_line else "table" if distance.tail == "constant" else None
+        case RelativeDot(is_planar=False, side="query", feature=None, through=None, distance=distance):
+            return "vectors" if distance.tail == "constant" else None
     return None
 
 
@@ -257,7 +263,7 @@ def race_of(kind: Kind) -> Race | None:
         if kind in _RACES:
             return _RACES[kind]
         before = stored(precision_of(kind.dtype)).get(str(kind))
-        if before is not None:
+        if before:
             _RACES[kind] = before
         elif _is_undisturbed():
             _RACES[kind] = run(kind, CPU)
@@ -279,63 +285,61 @@ def _is_undisturbed() -> bool:
 # -- the race ---------------------------------------------------------------------------------------------------------
 
 
-def run(kind: Kind, track: Track) -> Race:
-    """Races at one length after the other; less than two backends have no race."""
+def run(kind: Kind, benchmark: Benchmark) -> Race:
+    """Races at one length after the other, while there are two backends."""
     laps: list[Lap] = []
     # Neither the caller's autocast, inference mode and hooks nor its random numbers have a part in it. Checkpointing
     # has such hooks, which would run the layer again, in which this race is.
     with (
         torch.inference_mode(False),
         torch.set_grad_enabled(kind.is_training),
-        torch.autocast(track.device.type, enabled=False),
+        torch.autocast(benchmark.device.type, enabled=False),
         compat.without_saved_tensors_hooks(),
     ):
-        entered = track.enter(kind)
-        for tokens in track.lengths:
-            laps.append(_lap(tokens, entered(tokens), track))
-            if len(laps[-1].seconds) < 2:
-                return tuple(laps[:-1])
+        entries = benchmark.entries(kind)
+        for tokens in benchmark.lengths:
+            runs = entries(tokens)
+            if len(runs) < 2:
+                break
+            laps.append(_lap(tokens, runs, benchmark))
             first, second, *_ = sorted(laps[-1].seconds.values())
-            if tokens >= track.deciding and second >= CLEAR_RATIO * first:
+            if tokens >= benchmark.deciding_tokens and second >= CLEAR_RATIO * first:
                 break
     return tuple(laps)
 
 
-def _lap(tokens: int, runs: Mapping[str, Once], track: Track) -> Lap:
-    for once in runs.values():  # what is made at the first call
-        once()
-    counts = {name: max(1, math.ceil(SECONDS_OF_TIMING / track.seconds(once, 1))) for name, once in runs.items()}
+def _lap(tokens: int, runs: Mapping[str, Run], benchmark: Benchmark) -> Lap:
+    for run in runs.values():  # what is made at the first call
+        run()
+    counts = {name: max(1, math.ceil(SECONDS_OF_TIMING / benchmark.seconds(run, 1))) for name, run in runs.items()}
     times: dict[str, list[float]] = {name: [] for name in runs}
     end, rounds = time.perf_counter() + SECONDS_OF_ROUNDS, 0
     while rounds < ROUNDS[0] or (rounds < ROUNDS[1] and time.perf_counter() < end):
-        for name, once in runs.items():
-            times[name].append(track.seconds(once, counts[name]))
+        for name, run in runs.items():
+            times[name].append(benchmark.seconds(run, counts[name]))
         rounds += 1
-    is_clear = all(statistics.median(found) < NOISY_RATIO * min(found) for found in times.values())
-    return Lap(tokens, {name: track.typical(found) for name, found in times.items()}, is_clear)
+    is_clear = all(statistics.median(each) < NOISY_RATIO * min(each) for each in times.values())
+    # The fastest round, since other processes only add to a time.
+    return Lap(tokens, {name: min(each) for name, each in times.items()}, is_clear)
 
 
-def _seconds(once: Once, count: int) -> float:
+def _seconds(run: Run, count: int) -> float:
     start = time.perf_counter()
     for _ in range(count):
-        once()
+        run()
     return (time.perf_counter() - start) / count
 
 
-def call_of(kind: Kind, tokens: int, shape: tuple[int, int], device: torch.device) -> Call:
-    """A call of the kind without score terms, of so many rows and heads."""
-    numbers = torch.arange(tokens * kind.width, device=device).view(1, 1, tokens, kind.width)
-    heads = torch.arange(math.prod(shape), device=device).view(*shape, 1, 1) + 1.0
-    query, key, value = (
-        ((numbers * heads + n) * 0.7).sin().to(kind.dtype).requires_grad_(kind.is_training) for n in range(3)
-    )
+def call_of(kind: Kind, *inputs: Tensor) -> Call:
+    """A call of the kind without score terms, with these queries, keys and values."""
+    query, key, value = (x.to(kind.dtype).requires_grad_(kind.is_training) for x in inputs)
+    tokens, device = key.size(2), key.device
     positions, rotation = Positions.arange(tokens, device=device), None
     of_query = positions
     if kind.added == "rotated":
         pairs = kind.width // 2
-        angles = torch.arange(tokens, device=device)[:, None] * 10_000.0 ** (
-            -torch.arange(pairs, device=device) / pairs
-        )
+        theta = 10_000.0 ** (-torch.arange(pairs, device=device) / pairs)
+        angles = torch.arange(tokens, device=device)[:, None] * theta
         each = PairRotation(angles.cos()[None, None], angles.sin()[None, None], "half", kind.width)
         rotation = DeferredRotation(each, each)
     if kind.is_few:
@@ -348,28 +352,29 @@ def call_of(kind: Kind, tokens: int, shape: tuple[int, int], device: torch.devic
     return call.with_store({})
 
 
-def once_of(backend: Backend, call: Call, parameters: Iterable[Tensor] = ()) -> Once:
+def run_of(backend: Backend, call: Call, parameters: Iterable[Tensor] = ()) -> Run:
     """A run of the call and, where something has a gradient, of its backward pass."""
     inputs = [x for x in (call.query, call.key, call.value, *parameters) if x.requires_grad]
 
-    def once() -> None:
+    def run() -> None:
         out, _ = backend(call)
         if inputs:
             torch.autograd.grad(out, inputs, out)
 
-    return once
+    return run
 
 
-def _enter(kind: Kind) -> Callable[[int], Mapping[str, Once]]:
-    def at(tokens: int) -> Mapping[str, Once]:
-        call = call_of(kind, tokens, (1, max(4, torch.get_num_threads())), torch.device("cpu"))
-        return {backend.name: once_of(backend, call) for backend in (SDPA, NATIVE)}
+def _entries(kind: Kind) -> Callable[[int], Mapping[str, Run]]:
+    def at(tokens: int) -> Mapping[str, Run]:
+        numbers = torch.arange(tokens * kind.width, device="cpu").view(1, 1, tokens, kind.width)
+        heads = torch.arange(max(4, torch.get_num_threads()), device="cpu").view(1, -1, 1, 1) + 1.0
+        call = call_of(kind, *(((numbers * heads + n) * 0.7).sin() for n in range(3)))
+        return {backend.name: run_of(backend, call) for backend in (SDPA, NATIVE)}
 
     return at
 
 
-# The fastest round, since other processes only add to a time.
-CPU = Track(torch.device("cpu"), LENGTHS, DECIDING_TOKENS, _enter, _seconds, min)
+CPU = Benchmark(torch.device("cpu"), LENGTHS, DECIDING_TOKENS, _entries, _seconds)
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------
@@ -382,40 +387,43 @@ def precision_of(dtype: torch.dtype) -> str:
 
 
 def path_of(place: str) -> Path | None:
-    """The file of the races with the library of this precision, or on GPUs; None without a library or a cache."""
+    """The file of the races with the library of this precision, or on the GPU of this name; None without a library or a
+    cache. Its name has the digest of all that a race measures."""
     here = Path(__file__).parent
     sources = [Path(__file__), here / "sdpa.py"]  # the kernel's sources are in its identity
-    if place == GPU:
-        sources += [here / "flex.py", *sorted((here / "triton").glob("*.py"))]
-        others = (importlib.metadata.distributions(name=name) for name in ("triton", "flash-attn-4"))
-        versions = [torch.__version__, *(str(found.version) for each in others for found in each)]
-    else:
-        found = library.find(place)
-        if isinstance(found, UnavailableError):
+    if place in build.PRECISIONS:
+        binary = library.find(place)
+        if isinstance(binary, UnavailableError):
             return None
-        versions = [library.identity(found.record)]
+        parts = [library.identity(binary.record)]
+    else:
+        sources += [here / "flex.py", here / "blockwise.py", here.parent / "command" / "tuning.py"]
+        sources += sorted((*here.glob("triton/*.py"), *here.parent.glob("lowering/*.py")))
+        packages = (importlib.metadata.distributions(name=name) for name in ("triton", "flash-attn-4"))
+        parts = [place, torch.__version__, *(package.version for each in packages for package in each)]
     with contextlib.suppress(UnavailableError):
-        parts = (*versions, *(path.read_text(encoding="utf-8") for path in sources))
-        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-        return library.cache() / f"races-{digest}.json"
+        parts += [path.read_text(encoding="utf-8") for path in sources]
+        return library.cache() / f"races-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.json"
     return None
 
 
 def stored(place: str) -> dict[str, Race]:
     """The races in the cache, by the words of their kinds; none if they cannot be read."""
-    path = path_of(place)
+    path, racers = path_of(place), CPU_RACERS if place in build.PRECISIONS else GPU_RACERS
     try:
         found = json.loads((path and build.content(path)) or b"{}")
-        races = {str(kind): tuple(_lap_of(lap, place) for lap in laps) for kind, laps in found.items()}
+        races = {str(kind): tuple(_lap_of(lap, racers) for lap in race) for kind, race in found.items()}
     except (UnavailableError, ValueError, TypeError, AttributeError, RecursionError):
         return {}
-    return {kind: race for kind, race in races.items() if race}
+    if path is not None and races:
+        with contextlib.suppress(OSError):
+            os.utime(path)  # it is in use
+    return races
 
 
-def _lap_of(lap: Sequence[Any], place: str) -> Lap:
+def _lap_of(lap: Sequence[Any], racers: Sequence[str]) -> Lap:
     """ValueError, TypeError or AttributeError for what is not a lap."""
     tokens, seconds, is_clear = lap
-    racers = RACERS.get(place, ("sdpa", "native"))
     if not isinstance(tokens, int) or tokens < 1 or len(seconds) < 2 or not seconds.keys() <= set(racers):
         raise ValueError(f"a lap must have tokens and seconds of two of {racers}, got {lap}")
     if not all(isinstance(x, float) and 0 < x < math.inf for x in seconds.values()):
@@ -423,10 +431,10 @@ def _lap_of(lap: Sequence[Any], place: str) -> Lap:
     return Lap(tokens, seconds, bool(is_clear))
 
 
-def store(place: str, kind: Kind, race: Race) -> None:
-    """Keeps a race beside the others, unless it was too noisy: it is run again then."""
-    path = path_of(place)
-    if path is None or not all(lap.is_clear for lap in race):
-        return
-    with build.lock(path.with_name(".races")), contextlib.suppress(OSError):  # a full disk
-        build.write(path, json.dumps(stored(place) | {str(kind): race}))
+def store(place: str, kind: Kind, race: Race) -> bool:
+    """Keeps a race beside the others, unless it was too noisy: then it returns False, and it is to be run again."""
+    is_clear, path = all(lap.is_clear for lap in race), path_of(place)
+    if path is not None and is_clear:
+        with build.lock(path.with_name(".races")), contextlib.suppress(OSError):  # a full disk
+            build.write(path, json.dumps(stored(place) | {str(kind): race}))
+    return is_clear

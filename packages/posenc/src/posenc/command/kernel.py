@@ -1,4 +1,5 @@
-"""``posenc kernel``: lists, tests and builds libraries of the CPU kernel. torch is imported only when it runs."""
+"""``posenc kernel``: lists, tests and builds libraries of the CPU kernel, and races backends on a GPU. torch is
+imported only when it runs."""
 
 import argparse
 import contextlib
@@ -19,7 +20,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="list, test and build the CPU kernel, and race backends on a GPU",
         description="Lists the libraries of the CPU kernel for this processor, which one each precision uses, and "
         "its races against PyTorch's attention, and those of backends on a GPU. The exit code is 1 if a precision has "
-        "none, a test fails, or none could be built.",
+        "none, a test fails, none could be built, or there is no GPU to race on.",
     )
     kernel.set_defaults(run=run)
     what = kernel.add_mutually_exclusive_group()
@@ -41,9 +42,12 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the libraries. Returns 1 if a precision has none, one is wrong, or none could be built; else 0."""
+    """Prints the libraries, or races on a GPU. Returns 1 if a precision has none, one is wrong, none could be built, or
+    there is no GPU to race on; else 0."""
     if arguments.tune is not None:
         return _tune(arguments.tune)
+    import torch
+
     from posenc.backends import races
     from posenc.backends.native import build, library
 
@@ -61,12 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
         reasons = []
     for precision in precisions:
         reasons += _show(precision, arguments.test, arguments.races)
-    on_gpus = races.stored(races.GPU)
-    if on_gpus:
-        first = Counter(lap.fastest for laps in on_gpus.values() for lap in laps)
-        print(f"\nGPUs\n  races: fastest {', '.join(f'{name} in {n}' for name, n in first.most_common())}")
-    for kind, laps in on_gpus.items() if arguments.races else ():
-        print("\n      ".join((f"    {kind}", *(lap.told() for lap in laps))))
+    gpu = races.gpu_name(torch.device("cuda")) if torch.cuda.is_available() else None
+    of_gpu = races.stored(gpu) if gpu is not None else {}
+    if of_gpu:
+        first = Counter(lap.fastest for race in of_gpu.values() for lap in race)
+        print(f"\n{gpu}\n  races: fastest {', '.join(f'{name} in {n}' for name, n in first.most_common())}")
+    for kind, race in of_gpu.items() if arguments.races else ():
+        print("\n      ".join((f"    {kind}", *races.comparisons(race))))
     return failed("; ".join(reasons)) if reasons else 0
 
 
@@ -136,9 +141,9 @@ def _tune(words: list[str]) -> int:
     if races.is_off() or not torch.cuda.is_available():
         why = f"{races.SWITCH} turns them off" if races.is_off() else "torch sees no GPU, and a CPU's are run by calls"
         return failed(f"there are no races to run: {why}")
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda")
     with for_stream(sys.stderr) as progress:
-        tuning.tune(words, races.on_gpu(device), tuning.track_on(device, progress.say), progress)
+        tuning.tune(words, races.gpu_name(device), tuning.benchmark_on(device, progress.say), progress)
     return 0
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.backends import choose, races
 from posenc.backends.call import Backend, Call
-from posenc.backends.races import Kind, Once, Track
+from posenc.backends.races import Benchmark, Kind, Run
 from posenc.backends.reference import REFERENCE
 from posenc.command.progress import Progress
 from posenc.encoding.context import projected_at_random
@@ -26,7 +26,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LENGTHS, DECIDING_TOKENS, CHECKED_TOKENS = (256, 1024, 4096, 16_384), 4096, 192
 TOKENS, CHANNELS, SEQUENCES = 16_384, 1024, 8  # of all rows, of all heads, and the rows of few queries
 LARGER_THAN_CACHES = 2**28  # bytes
-# An error of this share of the result is no rounding, by units in the last place, in float32 of TF32: a kernel that
+# The largest relative error of a right result: 8 units in the last place, in float32 those of TF32. A kernel that
 # leaves out a term has a larger one.
 UNITS, TF32 = 8, 2.0**-10
 
@@ -38,119 +38,125 @@ SCHEMES: Mapping[str, Callable[[int, Kind], Scheme]] = {
     "vectors": lambda heads, kind: Shaw(kind.width, 16, values=False),
     "clock": lambda heads, kind: FoX(heads),
 }
-"""What has a kind's word added to its scores."""
+"""The scheme that adds what a kind's word says."""
 
 
-def kinds(on: str) -> Iterator[Kind]:
+def kinds(gpu: str) -> Iterator[Kind]:
     """All that are raced, those of most models first."""
+    dtypes = filter(races.is_raced_in, DTYPES)
     widths = sorted(races.WIDTHS, key=lambda width: width not in (64, 128))
-    asked = (True, False, False), (True, True, False), (True, False, True), (False, False, False), (False, True, False)
-    for dtype, width, added, (is_causal, is_training, is_few) in itertools.product(DTYPES, widths, SCHEMES, asked):
+    ways = (True, False, False), (True, True, False), (True, False, True), (False, False, False), (False, True, False)
+    for dtype, width, added, (is_causal, is_training, is_few) in itertools.product(dtypes, widths, SCHEMES, ways):
         if (added != "learned table" or is_training) and (added != "clock" or is_causal):
-            yield Kind(dtype, added, is_causal, is_training, is_few, width, on)
+            yield Kind(dtype, added, is_causal, is_training, is_few, width, gpu)
 
 
-def tune(words: Sequence[str], on: str, track: Track, progress: Progress) -> None:
+def tune(words: Sequence[str], gpu: str, benchmark: Benchmark, progress: Progress) -> None:
     """Races the kinds with all these words that were not raced, and keeps each at once. ValueError if none has them."""
-    asked = [kind for kind in kinds(on) if all(word in str(kind) for word in words)]
-    if not asked:
-        raise ValueError(f"--tune must be words of a kind, such as {str(next(kinds(on)))!r}, got {' '.join(words)!r}")
-    done = races.stored(races.GPU)
-    left = [kind for kind in asked if str(kind) not in done]
-    progress.begin(len(asked))
-    progress.skip(len(asked) - len(left))
-    for kind in left:
+    selection = [kind for kind in kinds(gpu) if set(words) <= set(str(kind).split(", "))]
+    if not selection:
+        raise ValueError(f"--tune must be words of a kind, such as {str(next(kinds(gpu)))!r}, got {' '.join(words)!r}")
+    earlier, noisy = races.stored(gpu), 0
+    rest = [kind for kind in selection if str(kind) not in earlier]
+    progress.begin(len(selection))
+    progress.skip(len(selection) - len(rest))
+    for kind in rest:
         progress.advance(0, str(kind))
-        race = races.run(kind, track)
-        races.store(races.GPU, kind, race)
-        told = "; ".join(lap.told() for lap in race) or "fewer than two backends take it"
-        progress.say(f"{kind}: {told}")
+        race = races.run(kind, benchmark)
+        is_clear = races.store(gpu, kind, race)
+        noisy += not is_clear
+        progress.say(f"{kind}: {'; '.join(races.comparisons(race))}{'' if is_clear else '; it is not kept'}")
         progress.advance(1, str(kind))
-    races.races_on_gpus.cache_clear()
-    print(f"{len(asked)} kinds of calls: {len(asked) - len(left)} were raced before, {len(left)} now")
+    more = f", of which {noisy} were too noisy to keep: the same command runs them again" if noisy else ""
+    print(f"{len(selection)} kinds of calls: {len(selection) - len(rest)} were raced before, {len(rest)} now{more}")
 
 
 # -- on the device ----------------------------------------------------------------------------------------------------
 
 
-def track_on(device: torch.device, say: Callable[[str], None]) -> Track:
-    """The races on a GPU, of the backends that take a call and compute it right."""
+def benchmark_on(device: torch.device, say: Callable[[str], None]) -> Benchmark:
+    """The races on a GPU, of the backends that take a call and compute it right. One that fails at a length is left out
+    from there on."""
 
-    def enter(kind: Kind) -> Callable[[int], Mapping[str, Once]]:
-        checked, right = call_of(kind, CHECKED_TOKENS, device), []
-        for backend in choose.BACKENDS:
-            if backend.name in races.RACERS[races.GPU] and backend.refuses(checked[0]) is None:
-                fault = _fault(backend, *checked)
-                if fault is None:
-                    right.append(backend)
-                else:
-                    say(f"{kind}: {backend.name} is left out: {fault}")
+    def entries(kind: Kind) -> Callable[[int], Mapping[str, Run]]:
+        racers = [backend for backend in choose.BACKENDS if backend.name in races.GPU_RACERS]
 
-        def at(tokens: int) -> Mapping[str, Once]:
+        def passing(call: Call, test: Callable[[Backend], str | None]) -> list[Backend]:
+            """Those that take the call and pass the test."""
+            able = [backend for backend in racers if backend.refuses(call) is None]
+            for backend in able:
+                try:
+                    fault = test(backend)
+                except Exception as error:  # of a compiler or the device: the others go on
+                    fault = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                if fault is not None:
+                    say(f"{kind}: {backend.name} is left out at {call.key.size(2):,} tokens: {fault}")
+                    racers.remove(backend)
+            return [backend for backend in able if backend in racers]
+
+        def at(tokens: int) -> Mapping[str, Run]:
             call, parameters = call_of(kind, tokens, device)
-            return {each.name: races.once_of(each, call, parameters) for each in right if each.refuses(call) is None}
+            runs = {backend.name: races.run_of(backend, call, parameters) for backend in racers}
+            return {backend.name: runs[backend.name] for backend in passing(call, lambda each: runs[each.name]())}
 
+        call, parameters = call_of(kind, CHECKED_TOKENS, device)
+        exact = _results(REFERENCE, call, parameters)
+        bound = UNITS * max(torch.finfo(kind.dtype).eps, TF32)
+
+        def fault_of(backend: Backend) -> str | None:
+            """How far its output and gradients are from the reference's; None if they are right."""
+            pairs = zip(_results(backend, call, parameters), exact, strict=True)
+            errors = [float((x - y).norm() / y.norm()) for x, y in pairs]
+            wrong = next((error for error in errors if not error <= bound), None)  # NaN too
+            return None if wrong is None else f"its error is {wrong:.2g} of the result, above {bound:.2g}"
+
+        racers = passing(call, fault_of)
         return at
 
-    return Track(device, LENGTHS, DECIDING_TOKENS, enter, partial(seconds, device), statistics.median)
+    return Benchmark(device, LENGTHS, DECIDING_TOKENS, entries, partial(seconds, device))
 
 
 def call_of(kind: Kind, tokens: int, device: torch.device) -> tuple[Call, list[Tensor]]:
     """A call of the kind, and what has a gradient beside its queries, keys and values."""
     heads, rows = CHANNELS // kind.width, SEQUENCES if kind.is_few else max(TOKENS // tokens, 1)
-    call = races.call_of(kind, tokens, (rows, heads), device)
-    query, key, value = (
-        _noise(n, x).requires_grad_(kind.is_training) for n, x in enumerate((call.query, call.key, call.value))
-    )
+    call = races.call_of(kind, *(_noise(seed, (rows, heads, tokens, kind.width), device) for seed in range(3)))
     scheme = SCHEMES[kind.added](heads, kind).to(device)
     with torch.no_grad():
         for parameter in scheme.parameters():  # which begin at zero, where a kernel might as well leave them out
             parameter.copy_(torch.arange(parameter.numel()).sin().view_as(parameter))
     encoding = scheme(call.key_positions, dtype=torch.float32)
     if encoding.wanted:
-        x = key.detach().transpose(1, 2).flatten(2)
+        x = call.key.detach().transpose(1, 2).flatten(2)
         encoding = encoding.with_projected(projected_at_random(scheme.features, x))
     of_key = {name: x.detach().requires_grad_(kind.is_training) for name, x in encoding.key_features.items()}
     of_query = {name: x[:, :, -call.query.size(2) :] for name, x in of_key.items()}
-    terms = {"score_terms": encoding.score_terms, "query_features": of_query, "key_features": of_key}
-    call = replace(call, query=query, key=key, value=value, **terms)
-    learned = [*scheme.parameters(), *of_key.values()] if kind.is_training else []
-    return call.with_store({}), [x for x in learned if x.requires_grad]
+    call = replace(call, score_terms=encoding.score_terms, query_features=of_query, key_features=of_key)
+    learned = [x for x in (*scheme.parameters(), *of_key.values()) if x.requires_grad and kind.is_training]
+    return call.with_store({}), learned
 
 
-def _noise(seed: int, like: Tensor) -> Tensor:
-    """Of which few sums cancel, as those of waves do, so that an error is one of a backend."""
-    generator = torch.Generator(like.device).manual_seed(seed)
-    return torch.randn(like.shape, generator=generator, device=like.device).to(like.dtype)
+def _noise(seed: int, shape: Sequence[int], device: torch.device) -> Tensor:
+    """Random numbers, since sums of waves cancel: rounding would be as large a share as what a wrong kernel adds."""
+    return torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device)
 
 
-def _fault(backend: Backend, call: Call, parameters: list[Tensor]) -> str | None:
-    """How far the output and all gradients are from the reference's, or why there are none; None if they are right."""
-    inputs = [*(x for x in (call.query, call.key, call.value) if x.requires_grad), *parameters]
-    bound = UNITS * max(torch.finfo(call.query.dtype).eps, TF32)
-
-    def found(backend: Backend) -> list[Tensor]:
-        out, _ = backend(call)
-        gradients = torch.autograd.grad(out, inputs, _noise(3, out)) if inputs else ()
-        return [x.detach().double() for x in (out, *gradients)]
-
-    exact = found(REFERENCE)
-    try:
-        errors = [float((x - y).norm() / y.norm()) for x, y in zip(found(backend), exact, strict=True)]
-    except Exception as error:  # of a compiler or the device: the others go on
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    wrong = [f"{error:.2g}" for error in errors if not error <= bound]  # NaN too
-    return f"its error is {wrong[0]} of the result, above {bound:.2g}" if wrong else None
+def _results(backend: Backend, call: Call, parameters: list[Tensor]) -> list[Tensor]:
+    """The output and all gradients, in float64."""
+    inputs = [x for x in (call.query, call.key, call.value, *parameters) if x.requires_grad]
+    out, _ = backend(call)
+    gradients = torch.autograd.grad(out, inputs, _noise(3, out.shape, out.device).to(out.dtype)) if inputs else ()
+    return [x.detach().double() for x in (out, *gradients)]
 
 
-def seconds(device: torch.device, once: Once, count: int) -> float:
-    """The median time of a run by the device's clock. Before each the caches are emptied; the host goes ahead then."""
+def seconds(device: torch.device, run: Run, count: int) -> float:
+    """The median time of a run, by the device's clock. Caches are emptied before each run, and meanwhile the host
+    launches its kernels."""
     flushed, times = torch.empty(LARGER_THAN_CACHES, dtype=torch.int8, device=device), []
     for _ in range(count):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         flushed.zero_()
         begin.record()
-        once()
+        run()
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) / 1e3)

@@ -465,9 +465,9 @@ def write(path: Path, text: str) -> None:
 
 
 def _remove_old(folder: Path, days: float) -> None:
-    """Removes all libraries except those of these sources and those used within ``days``."""
+    """Removes all libraries except those of these sources and those used within ``days``, and races older than that."""
     old = time.time() - days * 86_400
-    there = {*folder.glob("attention-*"), *folder.glob("proof-*")}
+    there = {*folder.glob("attention-*"), *folder.glob("proof-*"), *folder.glob("races-*")}
     keep = {path for path in there if path.lstat().st_mtime > old}
     for path in folder.glob("attention-*.json"):
         with contextlib.suppress(UnavailableError):
