@@ -103,14 +103,22 @@ def missing_flash(device: torch.device) -> str | None:
     flex = importlib.import_module("torch.nn.attention.flex_attention")
     if "FLASH" not in get_args(getattr(flex, "_Backend", None)):
         return "FlexAttention of this torch cannot run FlashAttention's kernels"
-    with suppress(ImportError):
-        if importlib.util.find_spec("flash_attn.cute") is not None:
-            is_known = torch.cuda.get_device_capability(device)[0] in (9, 10)
-            return None if is_known else "FlashAttention's kernels for FlexAttention need a Hopper or Blackwell GPU"
-    return "FlashAttention 4 (flash_attn.cute) is not installed"
+    if not _is_flash_installed():
+        return "FlashAttention 4 (flash_attn.cute) is not installed"
+    if torch.cuda.get_device_capability(device)[0] not in (9, 10):
+        return "FlashAttention's kernels for FlexAttention need a Hopper or Blackwell GPU"
+    return None
 
 
 missing_flash._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _is_flash_installed() -> bool:
+    """Asked once by a process: it imports the package above, which may raise anything."""
+    with suppress(Exception):
+        return importlib.util.find_spec("flash_attn.cute") is not None
+    return False
 
 
 def assert_later(condition: Tensor, message: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
-from posenc import KERPLE, T5, ALiBi, Positions, RoPE, Sandwich, Scheme, Shaw
+from posenc import KERPLE, T5, ALiBi, Positions, RoPE, Sandwich, Scheme, Shaw, compat
 from posenc.backends import cache, flex, races
 from posenc.backends.triton import backend as triton
 from posenc.backends.triton import operator
@@ -344,7 +345,7 @@ NO_FLASH: dict[str, tuple[Callable[[], Scheme], bool, dict[str, Any], str]] = {
     "float32": (lambda: ALiBi(HEADS), False, {"dtype": torch.float32}, "support only bfloat16 and float16"),
     "20 channels": (posenc.NoPE, False, {"width": 20}, WIDE),
     "144 channels": (posenc.NoPE, False, {"width": 144}, WIDE),
-    "other values": (posenc.NoPE, False, {"value": 24}, WIDE),
+    "other values": (posenc.NoPE, False, {"value": 24}, f"{WIDE} 16, and 24 in values"),
     "a learned table": (lambda: T5(HEADS), True, {}, flex.FIXED),
     "vectors": (lambda: Shaw(HEAD_DIM, 8, values=False), False, {}, flex.FIXED),
     "a mask": (posenc.NoPE, False, {"attn_mask": torch.ones(TOKENS, TOKENS).bool()}, "support neither attn_mask nor"),
@@ -380,6 +381,14 @@ def test_flashattention_runs_fixed_biases_in_flexattention(
     posenc.attention(q, q, value, is_causal=True, backend="flex", window=9)
     assert device.by_flash[-1] is False
     assert list(device.masks[-1].BLOCK_SIZE) == [128, 128]
+
+
+def test_a_package_that_cannot_be_imported_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flash_attn").mkdir()
+    (tmp_path / "flash_attn" / "__init__.py").write_text("raise RuntimeError('of another torch')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(compat, "_is_flash_installed", compat._is_flash_installed.__wrapped__)
+    assert compat.missing_flash(CUDA) == "FlashAttention 4 (flash_attn.cute) is not installed"
 
 
 @pytest.mark.parametrize("reads_pairs", [False, True])

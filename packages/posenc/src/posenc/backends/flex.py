@@ -499,13 +499,13 @@ FLASH_KINDS: dict[type[Term], tuple[Unless, ...]] = {
 
 
 def _by_other_kernels(call: Call) -> str | None:
-    width, device = call.query.size(-1), call.query.device
+    width, of_value, device = call.query.size(-1), call.value.size(-1), call.query.device
     is_learned = torch.is_grad_enabled() and _first_score(call).requires_grad
     reasons = {
         "run only on CUDA devices": device.type != "cuda",
         "support only bfloat16 and float16": call.query.dtype not in HALF,
-        f"support at most 128 channels, a multiple of 8, as in values, got {width}": (
-            width > 128 or width % 8 > 0 or call.value.size(-1) != width
+        f"support at most 128 channels, a multiple of 8, as in values, got {width}, and {of_value} in values": (
+            width > 128 or width % 8 > 0 or of_value != width
         ),
         "support neither attn_mask nor return_lse": call.attn_mask is not None or call.return_lse,
         "sum gradients in no fixed order": torch.are_deterministic_algorithms_enabled(),
