@@ -224,7 +224,7 @@ def test_on_a_gpu_auto_takes_it_for_few_queries(name: str, monkeypatch: pytest.M
     with torch.no_grad():
         *_, call = Request(q, k, k, encoding, options=Options(is_causal=True)).checked()
         there = replace(call, query=q.as_subclass(Elsewhere))
-        assert choose.choose(there) == (backend.TRITON, choose.SPLIT + choose.ALONE)
+        assert choose.choose(there) == (backend.TRITON, choose.SPLIT)
         monkeypatch.setattr(backend, "missing", lambda: "Triton is not installed")
         assert choose.choose(there)[0].name in ("reference", "chunked")
 
