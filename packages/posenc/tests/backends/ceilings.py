@@ -54,6 +54,7 @@ VARIANTS = {
     "line": Variant(lambda d: ALiBi(HEADS)),
     "line, both directions": Variant(lambda d: ALiBi(HEADS, form="bidirectional"), is_causal=False),
     "line, 128": Variant(lambda d: ALiBi(HEADS), width=128),
+    "nothing added, 80": Variant(lambda d: NoPE(), width=80),
     "nothing added, 96": Variant(lambda d: NoPE(), width=96),
     "nothing added, 128": Variant(lambda d: NoPE(), width=128),
     "T5, 128": Variant(lambda d: T5(HEADS), width=128),

@@ -95,7 +95,7 @@ def wide(name: str, tokens: int, heads: int, kv_heads: int, head_dim: int, value
     positions = Positions.arange(tokens)
     shapes = ((heads, head_dim), (kv_heads, head_dim), (kv_heads, value_dim))
     q, k, v = (torch.randn(2, h, tokens, d, dtype=torch.float64).requires_grad_() for h, d in shapes)
-    return Case(KINDS[name], scheme, q, k, v, *same(positions), {"is_causal": True})
+    return Case(KINDS[name], scheme, q, k, v, *same(positions), {"is_causal": "bidirectional" not in name})
 
 
 def both(
@@ -220,6 +220,10 @@ WIDTHS = [  # scheme, tokens, heads, heads of the keys, head_dim, value_dim: blo
     ("relative_1d", 130, 1, 1, 16, 7),
     ("shaw", 65, 2, 1, 20, 20),
     ("shaw", 65, 1, 1, 72, 72),
+    ("nope", 130, 2, 1, 80, 80),
+    ("alibi bidirectional", 130, 2, 1, 96, 64),
+    ("alibi", 65, 2, 2, 192, 136),
+    ("t5 bidirectional", 65, 2, 1, 72, 33),
 ]
 
 

@@ -44,9 +44,12 @@ Heads = namedtuple("Heads", "heads groups scale")  # how many there are, and how
 # The `Tasks` of one side, and what its blocks are computed with, or None: see `Kernels.counted`.
 Work = namedtuple("Work", "tasks tiles counted")
 # Channels, and those that kernels compute with; whether a function of the score comes before other terms (1), after
-# them (2), or there is none (0). The strides of rows, if kernels are compiled for these.
+# them (2), or there is none (0). The strides of rows, if kernels are compiled for these, and the channels of a second
+# part of queries and keys, and of values.
 Widths = namedtuple(
-    "Widths", "D V E BLOCK_D BLOCK_V BLOCK_E FUNCTION PRECISION Q_ROW K_ROW V_ROW", defaults=(None, None, None)
+    "Widths",
+    "D V E BLOCK_D BLOCK_V BLOCK_E FUNCTION PRECISION Q_ROW K_ROW V_ROW MORE_D MORE_V",
+    defaults=(None, None, None, 0, 0),
 )
 # Of each block: the greatest norm, of queries times the scale; the most that vectors add; the greatest cumulative
 # feature, of keys the lowest; and the least log-sum-exp.

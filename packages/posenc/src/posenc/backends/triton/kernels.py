@@ -61,6 +61,18 @@ def put_rows(x, i0, mine, block, WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK
 
 
 @triton.jit
+def put_parts(
+    x, i0, mine, block, over, WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr, MORE: tl.constexpr
+):  # fmt: skip
+    """`put_rows` of parts, divided by ``over``."""
+    put_rows(x, i0, mine, block[0] / over, WIDTH, COUNT, BLOCK_WIDTH)
+    if MORE != 0:
+        there = mine[:, None] & (tl.arange(0, MORE) < WIDTH - BLOCK_WIDTH)[None, :]
+        at = places(x + BLOCK_WIDTH, WIDTH, i0, COUNT, MORE)
+        tl.store(at, (block[1] / over).to(x.dtype.element_ty), mask=there)
+
+
+@triton.jit
 def more(x, values, at, mine, ADD: tl.constexpr):
     """Writes a number for each row, or adds it to what is there."""
     if ADD:
@@ -83,6 +95,61 @@ def product(a, b, PRECISION: tl.constexpr):
     if PRECISION == EXACT:
         return tl.dot(a.to(tl.float32), b.to(tl.float32))
     return tl.dot(a, b, input_precision="tf32" if PRECISION == TF32 else "ieee")
+
+
+# Blocks have powers of two of channels. Rather than with the next of them, kernels without vectors by distance compute
+# with the one before and MORE channels after these: rows, and sums, are in so many parts, one of which where MORE is 0.
+
+
+@triton.jit
+def parts(
+    x, stride, i0, mine, WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr, MORE: tl.constexpr
+):  # fmt: skip
+    """`rows` in parts."""
+    if MORE == 0:
+        return (rows(x, stride, i0, mine, WIDTH, COUNT, BLOCK_WIDTH),)
+    else:
+        return (
+            rows(x, stride, i0, mine, BLOCK_WIDTH, COUNT, BLOCK_WIDTH),
+            rows(x + BLOCK_WIDTH, stride, i0, mine, WIDTH - BLOCK_WIDTH, COUNT, MORE),
+        )
+
+
+@triton.jit
+def zero_parts(COUNT: tl.constexpr, WIDTH: tl.constexpr, MORE: tl.constexpr):
+    """Sums to add to, in parts."""
+    if MORE == 0:
+        return (zeros(COUNT, WIDTH),)
+    else:
+        return zeros(COUNT, WIDTH), zeros(COUNT, MORE)
+
+
+@triton.jit
+def scaled(sums, by, MORE: tl.constexpr):
+    """Parts times a number."""
+    if MORE == 0:
+        return (sums[0] * by,)
+    else:
+        return sums[0] * by, sums[1] * by
+
+
+@triton.jit
+def inner_product(a, b, PRECISION: tl.constexpr, MORE: tl.constexpr):
+    """The products of each row of a with each of b, both in parts."""
+    s = product(a[0], tl.trans(b[0]), PRECISION)
+    if MORE != 0:
+        s += product(a[1], tl.trans(b[1]), PRECISION)
+    return s
+
+
+@triton.jit
+def add_product(sums, p, x, PRECISION: tl.constexpr, MORE: tl.constexpr):
+    """sums + p x, in parts."""
+    p = p.to(x[0].dtype)
+    if MORE == 0:
+        return (sums[0] + product(p, x[0], PRECISION),)
+    else:
+        return sums[0] + product(p, x[0], PRECISION), sums[1] + product(p, x[1], PRECISION)
 
 
 @triton.jit
@@ -695,7 +762,7 @@ def forward(
     mine = i < stop
     row = b * heads.heads + h  # of (batch, heads)
     k_x, v_x = of_row(k, b, h // heads.groups), of_row(v, b, h // heads.groups)
-    q_i = rows(of_row(q, b, h), q_row, i0, mine, W.D, M, W.BLOCK_D)
+    q_i = parts(of_row(q, b, h), q_row, i0, mine, W.D, M, W.BLOCK_D, W.MORE_D)
     lines = Lines(
         of_head(terms.bias, h, bias_entries, 1), bias_entries,
         of_head(terms.vectors, h, vectors_entries, W.E), vectors_entries,
@@ -710,16 +777,16 @@ def forward(
             low, high = ends(x, lines.vectors, vectors_entries, W.E, W.BLOCK_E)
             low, high = low * LOG2E, high * LOG2E
         else:
-            low, high = ends(q_i, lines.vectors, vectors_entries, W.E, W.BLOCK_E)
+            low, high = ends(q_i[0], lines.vectors, vectors_entries, W.E, W.BLOCK_E)
             low, high = low * (heads.scale * LOG2E), high * (heads.scale * LOG2E)
     if terms.shift is not None:
-        q_i = (q_i + entry(terms.shift, h, W.D, W.BLOCK_D)[None, :]).to(q_i.dtype)
+        q_i = ((q_i[0] + entry(terms.shift, h, W.D, W.BLOCK_D)[None, :]).to(q_i[0].dtype),)
     if terms.query_clock is not None:
         query_clock, key_clock = terms.query_clock + row * queries, terms.key_clock + row * keys
         zero = tl.load(query_clock + i0)
         own = clock_of(query_clock, i, mine, zero)
     m_i, l_i = tl.full((M,), -float("inf"), tl.float32), tl.zeros((M,), tl.float32)
-    acc = zeros(M, W.BLOCK_V)
+    acc = zero_parts(M, W.BLOCK_V, W.MORE_V)
     l_low, l_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)  # beyond the ends of the values
     from_i, to_i = counted_of(work.counted, blocks, row, i0, stop)
     for n in range(first_tile, last_tile):
@@ -743,20 +810,21 @@ def forward(
                 from_, to = part_of(first, a, b_, c, d, last, part)
                 for j0 in tl.range(from_, to, N, num_stages=NEAR_STAGES):
                     here = j0 + tl.arange(0, N) < to
-                    k_j = rows(k_x, k_row, j0, here, W.D, N, W.BLOCK_D)
-                    v_j = rows(v_x, v_row, j0, here, W.V, N, W.BLOCK_V)
+                    k_j = parts(k_x, k_row, j0, here, W.D, N, W.BLOCK_D, W.MORE_D)
+                    v_j = parts(v_x, v_row, j0, here, W.V, N, W.BLOCK_V, W.MORE_V)
                     s, _, _, _ = near_scores(
-                        product(q_i, tl.trans(k_j), W.PRECISION) * (heads.scale * LOG2E), i0, j0, to, tile, None, own,
-                        key_clock, zero, lines, M, N, W.FUNCTION, False,
+                        inner_product(q_i, k_j, W.PRECISION, W.MORE_D) * (heads.scale * LOG2E), i0, j0, to, tile, None,
+                        own, key_clock, zero, lines, M, N, W.FUNCTION, False,
                     )  # fmt: skip
                     s = tl.where(seen_of(i0, j0, to, tile, M, N, False), s, -float("inf"))
                     p, m_i, l_i, fade = weigh(s, 1.0, 0.0, m_i, l_i)
-                    acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, W.PRECISION)
+                    acc = add_product(scaled(acc, fade[:, None], W.MORE_V), p, v_j, W.PRECISION, W.MORE_V)
     if terms.value_vectors is not None:
-        acc += l_low[:, None] * entry(lines.value_vectors, 0, W.V, W.BLOCK_V)[None, :]
-        acc += l_high[:, None] * entry(lines.value_vectors, values_entries - 1, W.V, W.BLOCK_V)[None, :]
+        all_values = acc[0] + l_low[:, None] * entry(lines.value_vectors, 0, W.V, W.BLOCK_V)[None, :]
+        all_values += l_high[:, None] * entry(lines.value_vectors, values_entries - 1, W.V, W.BLOCK_V)[None, :]
+        acc = (all_values,)
     l_safe = tl.where(l_i == 0, 1.0, l_i)  # fully masked rows give zeros
-    put_rows(out + row * queries * W.V, i0, mine, acc / l_safe[:, None], W.V, M, W.BLOCK_V)
+    put_parts(out + row * queries * W.V, i0, mine, acc, l_safe[:, None], W.V, M, W.BLOCK_V, W.MORE_V)
     tl.store(lse + row * queries + i, tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_safe)) * LN2), mask=mine)
 
 
@@ -767,13 +835,14 @@ def _see_far_keys(
 ):  # fmt: skip
     """A block of keys far to one side. ``l_here`` and ``l_there`` are the weights beyond the ends of the values, on
     this side and on the other."""
-    k_j, v_j = rows(k, k_row, j0, None, W.D, N, W.BLOCK_D), rows(v, v_row, j0, None, W.V, N, W.BLOCK_V)
+    k_j = parts(k, k_row, j0, None, W.D, N, W.BLOCK_D, W.MORE_D)
+    v_j = parts(v, v_row, j0, None, W.V, N, W.BLOCK_V, W.MORE_V)
     column = far_column(far_clock(key_clock, j0, zero, N), i0, j0, tile, lines, N, RIGHT)
     s, by, rest, _, _ = far_scores(
-        product(q_i, tl.trans(k_j), W.PRECISION), scale * LOG2E, row, column, lines, W.FUNCTION, RIGHT, False
+        inner_product(q_i, k_j, W.PRECISION, W.MORE_D), scale * LOG2E, row, column, lines, W.FUNCTION, RIGHT, False
     )
     p, m_i, l_i, fade = weigh(s, by, rest, m_i, l_i)
-    acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, W.PRECISION)
+    acc = add_product(scaled(acc, fade[:, None], W.MORE_V), p, v_j, W.PRECISION, W.MORE_V)
     if lines.value_vectors is not None:
         l_here, l_there = l_here * fade + tl.sum(p, 1), l_there * fade
     return acc, m_i, l_i, l_here, l_there
@@ -918,8 +987,8 @@ def backward_queries(
     row = b * heads.heads + h
     at = row * queries + i
     k_x, v_x = of_row(k, b, h // heads.groups), of_row(v, b, h // heads.groups)
-    q_i = rows(of_row(q, b, h), q_row, i0, mine, W.D, M, W.BLOCK_D)
-    do = rows(incoming.dout + row * queries * W.V, W.V, i0, mine, W.V, M, W.BLOCK_V)
+    q_i = parts(of_row(q, b, h), q_row, i0, mine, W.D, M, W.BLOCK_D, W.MORE_D)
+    do = parts(incoming.dout + row * queries * W.V, W.V, i0, mine, W.V, M, W.BLOCK_V, W.MORE_V)
     lse_i = lse_of(incoming.lse, at, mine)
     delta_i = tl.load(incoming.delta + at, mask=mine, other=0.0)
     low, high, own, zero, key_clock = None, None, None, None, None
@@ -936,20 +1005,20 @@ def backward_queries(
             low, high = ends(x, lines.vectors, vectors_entries, W.E, W.BLOCK_E)
             low, high = low * LOG2E, high * LOG2E
         else:
-            low, high = ends(q_i, lines.vectors, vectors_entries, W.E, W.BLOCK_E)
+            low, high = ends(q_i[0], lines.vectors, vectors_entries, W.E, W.BLOCK_E)
             low, high = low * (heads.scale * LOG2E), high * (heads.scale * LOG2E)
         put_ends(met_ends, past, low, high, at, mine, False)
     if terms.value_vectors is not None:
-        do_low, do_high = ends(do, lines.value_vectors, values_entries, W.V, W.BLOCK_V)
+        do_low, do_high = ends(do[0], lines.value_vectors, values_entries, W.V, W.BLOCK_V)
         put_ends(out_ends, past, do_low, do_high, at, mine, False)
         delta_low, delta_high = delta_i - do_low, delta_i - do_high
     if terms.shift is not None:
-        q_i = (q_i + entry(terms.shift, h, W.D, W.BLOCK_D)[None, :]).to(q_i.dtype)
+        q_i = ((q_i[0] + entry(terms.shift, h, W.D, W.BLOCK_D)[None, :]).to(q_i[0].dtype),)
     if terms.query_clock is not None:
         query_clock, key_clock = terms.query_clock + row * queries, terms.key_clock + row * keys
         zero = tl.load(query_clock + i0)
         own = clock_of(query_clock, i, mine, zero)
-    acc = zeros(M, W.BLOCK_D)
+    acc = zero_parts(M, W.BLOCK_D, W.MORE_D)
     # Sums over the pairs of a row beyond either end of a table: of all terms, of a bias, and of the factor.
     s_low, s_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
     b_low, b_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
@@ -979,17 +1048,17 @@ def backward_queries(
                 from_, to = part_of(first, a, b_, c, d, last, part)
                 for j0 in tl.range(from_, to, N, num_stages=NEAR_STAGES):
                     here = j0 + tl.arange(0, N) < to
-                    k_j = rows(k_x, k_row, j0, here, W.D, N, W.BLOCK_D)
-                    v_j = rows(v_x, v_row, j0, here, W.V, N, W.BLOCK_V)
+                    k_j = parts(k_x, k_row, j0, here, W.D, N, W.BLOCK_D, W.MORE_D)
+                    v_j = parts(v_x, v_row, j0, here, W.V, N, W.BLOCK_V, W.MORE_V)
                     s, bare, factor_of, pair = near_scores(
-                        product(q_i, tl.trans(k_j), W.PRECISION) * (heads.scale * LOG2E), i0, j0, to, tile, None, own,
-                        key_clock, zero, lines, M, N, W.FUNCTION, False,
+                        inner_product(q_i, k_j, W.PRECISION, W.MORE_D) * (heads.scale * LOG2E), i0, j0, to, tile, None,
+                        own, key_clock, zero, lines, M, N, W.FUNCTION, False,
                     )  # fmt: skip
                     seen = seen_of(i0, j0, to, tile, M, N, False)
                     p = tl.where(seen, tl.exp2(s - lse_i[:, None]), 0.0)
-                    dp = product(do, tl.trans(v_j), W.PRECISION) - delta_i[:, None]
+                    dp = inner_product(do, v_j, W.PRECISION, W.MORE_V) - delta_i[:, None]
                     ds, d_product, dc = to_scores(tl.where(seen, p * dp, 0.0), bare, factor_of, W.FUNCTION)
-                    acc += product(d_product.to(k_j.dtype), k_j, W.PRECISION)
+                    acc = add_product(acc, d_product, k_j, W.PRECISION, W.MORE_D)
                     d_clock += tl.sum(ds, 1)
                     if pasts.bias is not None:
                         b_low, b_high = past_ends(b_low, b_high, ds, pair + tl.load(tile + 6), bias_entries)
@@ -1002,19 +1071,21 @@ def backward_queries(
     if pasts.slopes is not None:
         n_low += tl.arange(0, M) * s_low
         n_high -= tl.arange(0, M) * s_high
-    acc *= heads.scale
+    acc = scaled(acc, heads.scale, W.MORE_D)
     if gradients.shift is not None:
         d_d = tl.arange(0, W.BLOCK_D)
         mine_of = (tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)) * heads.heads + h
-        tl.store(gradients.shift + mine_of * W.D + d_d, tl.sum(acc, 0), mask=d_d < W.D)
+        tl.store(gradients.shift + mine_of * W.D + d_d, tl.sum(acc[0], 0), mask=d_d < W.D)
     if terms.vectors is not None:
         acc_x = s_low[:, None] * entry(lines.vectors, 0, W.E, W.BLOCK_E)[None, :]
         acc_x += s_high[:, None] * entry(lines.vectors, vectors_entries - 1, W.E, W.BLOCK_E)[None, :]
         if terms.meeting is None:
-            acc += acc_x * heads.scale  # the same width, since the query itself is multiplied with the vectors
+            acc = (
+                acc[0] + acc_x * heads.scale,
+            )  # the same width, since the query itself is multiplied with the vectors
         elif gradients.meeting is not None:
             put_rows(gradients.meeting + row * queries * W.E, i0, mine, acc_x, W.E, M, W.BLOCK_E)
-    put_rows(gradients.query + row * queries * W.D, i0, mine, acc, W.D, M, W.BLOCK_D)
+    put_parts(gradients.query + row * queries * W.D, i0, mine, acc, 1.0, W.D, M, W.BLOCK_D, W.MORE_D)
     if gradients.query_clock is not None:
         more(gradients.query_clock, d_clock + s_low + s_high, at, mine, False)
     put_ends(pasts.bias, past, b_low + s_low, b_high + s_high, at, mine, False)
@@ -1031,15 +1102,16 @@ def _derive_far_keys(
 ):  # fmt: skip
     """What a block of keys far to one side adds to the gradients of queries, and to the sums over pairs beyond this end
     of the tables."""
-    k_j, v_j = rows(k, k_row, j0, None, W.D, N, W.BLOCK_D), rows(v, v_row, j0, None, W.V, N, W.BLOCK_V)
+    k_j = parts(k, k_row, j0, None, W.D, N, W.BLOCK_D, W.MORE_D)
+    v_j = parts(v, v_row, j0, None, W.V, N, W.BLOCK_V, W.MORE_V)
     column = far_column(far_clock(key_clock, j0, zero, N), i0, j0, tile, lines, N, RIGHT)
     s, by, rest, bare, factor_of = far_scores(
-        product(q_i, tl.trans(k_j), W.PRECISION), scale * LOG2E, row, column, lines, W.FUNCTION, RIGHT, False
+        inner_product(q_i, k_j, W.PRECISION, W.MORE_D), scale * LOG2E, row, column, lines, W.FUNCTION, RIGHT, False
     )
     p = tl.exp2(s * by + (rest - lse_i)[:, None])
-    dp = product(do, tl.trans(v_j), W.PRECISION) - delta_i[:, None]
+    dp = inner_product(do, v_j, W.PRECISION, W.MORE_V) - delta_i[:, None]
     ds, d_product, dc = to_scores(p * dp, bare, factor_of, W.FUNCTION)
-    acc += product(d_product.to(k_j.dtype), k_j, W.PRECISION)
+    acc = add_product(acc, d_product, k_j, W.PRECISION, W.MORE_D)
     s_sum += tl.sum(ds, 1)
     if pasts.slopes is not None:
         beyond = j0 - i0 + tl.load(tile + 6) - (last_of(lines.bias_entries) if RIGHT else 0) + tl.arange(0, N)
@@ -1063,9 +1135,9 @@ def backward_keys(
     q_row, k_row, v_row = stride_of(q, W.Q_ROW), stride_of(k, W.K_ROW), stride_of(v, W.V_ROW)
     j = j0 + tl.arange(0, N)
     mine = j < stop
-    k_j = rows(of_row(k, b, of_keys), k_row, j0, mine, W.D, N, W.BLOCK_D)
-    v_j = rows(of_row(v, b, of_keys), v_row, j0, mine, W.V, N, W.BLOCK_V)
-    acc_k, acc_v = zeros(N, W.BLOCK_D), zeros(N, W.BLOCK_V)
+    k_j = parts(of_row(k, b, of_keys), k_row, j0, mine, W.D, N, W.BLOCK_D, W.MORE_D)
+    v_j = parts(of_row(v, b, of_keys), v_row, j0, mine, W.V, N, W.BLOCK_V, W.MORE_V)
+    acc_k, acc_v = zero_parts(N, W.BLOCK_D, W.MORE_D), zero_parts(N, W.BLOCK_V, W.MORE_V)
     for g in range(heads.groups):
         h = of_keys * heads.groups + g
         row = b * heads.heads + h
@@ -1106,31 +1178,33 @@ def backward_keys(
                     for i0 in tl.range(from_, to, M, num_stages=NEAR_STAGES):
                         i = i0 + tl.arange(0, M)
                         here = i < to
-                        q_i = rows(of_row(q, b, h), q_row, i0, here, W.D, M, W.BLOCK_D)
-                        do = rows(incoming.dout + row * queries * W.V, W.V, i0, here, W.V, M, W.BLOCK_V)
+                        q_i = parts(of_row(q, b, h), q_row, i0, here, W.D, M, W.BLOCK_D, W.MORE_D)
+                        do = parts(incoming.dout + row * queries * W.V, W.V, i0, here, W.V, M, W.BLOCK_V, W.MORE_V)
                         lse_i = lse_of(incoming.lse, row * queries + i, here)
                         delta_i = tl.load(incoming.delta + row * queries + i, mask=here, other=0.0)
                         own = None
                         if terms.query_clock is not None:
                             own = clock_of(of_query_clock, i, here, zero)
                         if terms.shift is not None:
-                            q_i = (q_i + entry(terms.shift, h, W.D, W.BLOCK_D)[None, :]).to(q_i.dtype)
+                            q_i = ((q_i[0] + entry(terms.shift, h, W.D, W.BLOCK_D)[None, :]).to(q_i[0].dtype),)
                         s, bare, factor_of, _ = near_scores(
-                            product(k_j, tl.trans(q_i), W.PRECISION) * (heads.scale * LOG2E), i0, j0, until, tile, None,
-                            own, of_key_clock, zero, lines, M, N, W.FUNCTION, True,
+                            inner_product(k_j, q_i, W.PRECISION, W.MORE_D) * (heads.scale * LOG2E), i0, j0, until, tile,
+                            None, own, of_key_clock, zero, lines, M, N, W.FUNCTION, True,
                         )  # fmt: skip
                         seen = seen_of(i0, j0, until, tile, M, N, True)
                         p = tl.where(seen, tl.exp2(s - lse_i[None, :]), 0.0)
-                        acc_v += product(p.to(do.dtype), do, W.PRECISION)
-                        dp = product(v_j, tl.trans(do), W.PRECISION) - delta_i[None, :]
+                        acc_v = add_product(acc_v, p, do, W.PRECISION, W.MORE_V)
+                        dp = inner_product(v_j, do, W.PRECISION, W.MORE_V) - delta_i[None, :]
                         ds, d_product, _ = to_scores(tl.where(seen, p * dp, 0.0), bare, factor_of, W.FUNCTION)
-                        acc_k += product(d_product.to(q_i.dtype), q_i, W.PRECISION)
+                        acc_k = add_product(acc_k, d_product, q_i, W.PRECISION, W.MORE_D)
                         d_clock += tl.sum(ds, 1)
         if d_key_clock is not None:
             more(d_key_clock, -d_clock, row * keys + j, mine, False)
     of = b * (heads.heads // heads.groups) + of_keys
-    put_rows(dk + of * keys * W.D, j0, mine, acc_k * heads.scale, W.D, N, W.BLOCK_D)
-    put_rows(dv + of * keys * W.V, j0, mine, acc_v, W.V, N, W.BLOCK_V)
+    put_parts(
+        dk + of * keys * W.D, j0, mine, scaled(acc_k, heads.scale, W.MORE_D), 1.0, W.D, N, W.BLOCK_D, W.MORE_D
+    )  # fmt: skip
+    put_parts(dv + of * keys * W.V, j0, mine, acc_v, 1.0, W.V, N, W.BLOCK_V, W.MORE_V)
 
 
 @triton.jit
@@ -1140,8 +1214,8 @@ def _derive_far_queries(
 ):  # fmt: skip
     """What a block of queries far to one side adds to the gradients of keys, values and the cumulative feature."""
     i = i0 + tl.arange(0, M)
-    q_i = rows(q, q_row, i0, None, W.D, M, W.BLOCK_D)
-    do = rows(incoming.dout + row * W.V, W.V, i0, None, W.V, M, W.BLOCK_V)
+    q_i = parts(q, q_row, i0, None, W.D, M, W.BLOCK_D, W.MORE_D)
+    do = parts(incoming.dout + row * W.V, W.V, i0, None, W.V, M, W.BLOCK_V, W.MORE_V)
     lse_i, delta_i = lse_of(incoming.lse, row + i, None), tl.load(incoming.delta + row + i)
     met, own = None, None
     if lines.vectors is not None:
@@ -1151,16 +1225,16 @@ def _derive_far_queries(
     if query_clock is not None:
         own = clock_of(query_clock, i, None, zero)
     if shift is not None:
-        q_i = (q_i + entry(shift, h, W.D, W.BLOCK_D)[None, :]).to(q_i.dtype)
+        q_i = ((q_i[0] + entry(shift, h, W.D, W.BLOCK_D)[None, :]).to(q_i[0].dtype),)
     s, by, rest, bare, c = far_scores(
-        product(k_j, tl.trans(q_i), W.PRECISION), scale * LOG2E, far_row(met, own, lines, M, RIGHT),
+        inner_product(k_j, q_i, W.PRECISION, W.MORE_D), scale * LOG2E, far_row(met, own, lines, M, RIGHT),
         far_column(clock, i0, j0, tile, lines, N, RIGHT), lines, W.FUNCTION, RIGHT, True,
     )  # fmt: skip
     p = tl.exp2(s * by + (rest - lse_i)[None, :])
-    acc_v += product(p.to(do.dtype), do, W.PRECISION)
-    dp = product(v_j, tl.trans(do), W.PRECISION) - delta_i[None, :]
+    acc_v = add_product(acc_v, p, do, W.PRECISION, W.MORE_V)
+    dp = inner_product(v_j, do, W.PRECISION, W.MORE_V) - delta_i[None, :]
     ds, d_product, _ = to_scores(p * dp, bare, c, W.FUNCTION)
-    acc_k += product(d_product.to(q_i.dtype), q_i, W.PRECISION)
+    acc_k = add_product(acc_k, d_product, q_i, W.PRECISION, W.MORE_D)
     return acc_k, acc_v, d_clock + tl.sum(ds, 1)
 
 

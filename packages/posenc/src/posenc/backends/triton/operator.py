@@ -65,13 +65,15 @@ NARROW = (Blocks(64, 64, 64, 4, 3, 168), Blocks(64, 32, 32, 4, 2), Blocks(32, 16
 WIDE = (Blocks(128, 64, 64, 8, 3), Blocks(128, 64, 64, 8, 2), *NARROW[1:])
 WIDE_FORWARD = (Blocks(64, 64, 64, 4, 3), *WIDE)
 WIDEST = 256  # the maximum number of channels, which must fit into shared memory with a block of scores
+# The most channels of a second part, in place of padding to so many: 64 + 32 take more instructions than 128.
+SECOND = {128: 16, 256: 64}
 
 
 def sizes_of(width: int, is_forward: bool) -> tuple[Blocks, ...]:
     """The sizes to try, of heads with so many channels."""
     if width <= 64:
         return NARROW
-    return WIDE_FORWARD if is_forward and width <= 128 else WIDE
+    return WIDE_FORWARD if width <= (128 if is_forward else 80) else WIDE
 
 
 def squares_of(name: str, terms: Container[str], width: int) -> dict[str, int]:
@@ -85,6 +87,13 @@ def squares_of(name: str, terms: Container[str], width: int) -> dict[str, int]:
 def block_of(width: int) -> int:
     """The number of channels that kernels compute with."""
     return max(SMALLEST, _up(width))
+
+
+def parts_of(width: int) -> tuple[int, int]:
+    """The same of rows in two parts, of which the second may have none."""
+    padded = block_of(width)
+    rest = block_of(width - padded // 2)
+    return (padded // 2, rest) if rest <= SECOND.get(padded, 0) else (padded, 0)
 
 
 def _up(n: int) -> int:
@@ -207,12 +216,16 @@ class Kernels:
         known, is_last = form.function
         self.widths = Widths(*widths, *blocks, known * (1 + is_last), PRECISIONS.index(precision))
         self.scale, self.is_windowed = scale, any(name in terms for name in WINDOWED)
-        widest = max(blocks if vectors is not None else blocks[:2])
+        d, v = (parts_of(width) for width in widths[:2])
+        if self.is_windowed or "shift" in terms:
+            d, v = (blocks[0], 0), (blocks[1], 0)
+        widest = max(blocks[2] if vectors is not None else 0, sum(d), sum(v))
         self.channels = widest if query.element_size() < 4 else WIDEST  # products of float32 take more registers
         self.entries = {f"{name}_entries": terms[name].size(1) if name in terms else 0 for name in TABLES}
         self.shared: Tensors = {"queries": self.queries, "keys": self.keys, "W": self.widths, "blocks": 0}
         q_row, k_row, v_row = (x.stride(2) if x.stride(2) <= x.stride(0) else None for x in tensors)
         self.strided = self.widths._replace(Q_ROW=q_row, K_ROW=k_row, V_ROW=v_row)
+        self.in_parts = self.strided._replace(BLOCK_D=d[0], MORE_D=d[1], BLOCK_V=v[0], MORE_V=v[1])
         self.shared["heads"] = Heads(self.heads, self.heads // self.kv_heads, scale)
         self.shared["past"] = self.batch * self.heads * self.queries
         self.lows = {name: form.lows[at] for name, at in zip(TABLES, LOWS, strict=True) if name in terms}
@@ -244,7 +257,7 @@ class Kernels:
         is_near = name.endswith("_near")
 
         def prepare() -> Preparation:
-            arguments = self.shared | self.pair_entries | {"W": self.strided}
+            arguments = self.shared | self.pair_entries | {"W": self.strided if is_near else self.in_parts}
             arguments |= {"M": sizes.long, "N": sizes.short} if side == 0 else {"M": sizes.short, "N": sizes.long}
             options: dict[str, Any] = {"num_warps": sizes.warps, "num_stages": sizes.stages}
             if is_near:
