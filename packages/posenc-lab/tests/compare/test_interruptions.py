@@ -58,6 +58,9 @@ def test_records_of_something_else_are_named_with_their_line_and_stay(tmp_path: 
         with pytest.raises(ValueError, match=f"{re.escape(str(file))}, line {number}[,:] {re.escape(message)}"):
             compare(config, tmp_path / "out")
         assert file.read_text() == "\n".join(changed)
+    earlier = re.sub('"kind": "[a-z_]*"', '"kind": "by_position"', lines[8])  # of a version that measured more
+    file.write_text("\n".join([*lines[:-1], earlier, ""]))
+    assert compare(config, tmp_path / "out")[-1]["kind"] == "by_position"
 
 
 # What loads code along with data, or is made to.

@@ -68,7 +68,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, *, fingerpr
     try:
         with safe_open(path, framework="pt") as file:
             told = parse((file.metadata() or {}).get(ENTRY, ""))
-            require(told, STORED_FIELDS)
+            require({"probed": [], **told}, STORED_FIELDS)  # which earlier versions had not
             # Copies, since the file is memory-mapped and will be replaced.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
         if told.pop("digest") != _digest(tensors, told):
@@ -91,7 +91,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, *, fingerpr
     }
     optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     device = next(model.parameters()).device
-    curve, probed = ([(step, float(value)) for step, value in told[name]] for name in ("curve", "probed"))
+    curve, probed = ([(step, float(value)) for step, value in told.get(name, ())] for name in ("curve", "probed"))
     return Reached(told["step"], told["seconds"], curve, tensors["running"].to(device), probed)
 
 

@@ -52,6 +52,7 @@ TESTING_WORK = 1.5
 
 
 CHECKPOINTS = "checkpoints"
+RETIRED = ("by_position",)  # kinds of measurements of earlier versions, which nothing reads
 VERSIONS = ("posenc", "torch", "numpy")  # whose versions two measurements must share to be of one comparison
 
 Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
@@ -454,7 +455,7 @@ def _check_folder(out: Path, identity: dict[str, Any], records: Records, made: f
 
 def _of_another(record: Record, identity: dict[str, Any]) -> str:
     """How a record differs from the comparison of this ``identity``; empty if it belongs to it."""
-    if record["kind"] not in results_of(identity.get("task", "text")):
+    if record["kind"] not in (*results_of(identity.get("task", "text")), *RETIRED):
         return f"its kind is {record['kind']!r}"
     made_with = {"text_digest": record["text"].get("digest"), **{k: record["versions"].get(k) for k in VERSIONS}}
     if "plan" in record:
