@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from posenc_lab.compare.compare import compare
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.pieces import COPY, PIECE, SHUFFLED, SOURCE, Pieces, Sourced
-from posenc_lab.compare.report import observed
+from posenc_lab.compare.report import observed, terminal_table
 from posenc_lab.compare.summary import Summary
 from posenc_lab.compare.tasks import configured
 from posenc_lab.kit.records import Record
@@ -80,7 +80,7 @@ def test_rows_differ_in_the_source_alone(config: Any) -> None:
             with_source = next(rows for rows in seen if bool((rows[:, begin : begin + 16] == pieces[source]).all()))
             assert bool((with_source[:, -15:] == pieces[COPY][:, :15]).all())  # the last byte is only predicted
             ends.append(with_source[:, -20:])
-    assert all(bool((end == ends[0]).all()) for end in ends[2:3])
+    assert all(bool((end == ends[0]).all()) for end in ends)
     assert bool((pieces[SHUFFLED].sort(1)[0] == pieces[SOURCE].sort(1)[0]).all())
     assert bool((pieces[SOURCE] == pieces[COPY]).all())
 
@@ -161,25 +161,32 @@ def begun(*use: tuple[int, float | None]) -> Record:
 @pytest.mark.parametrize(
     ("use", "step"),
     [
-        ([(1, 0.0), (2, 0.1), (3, 0.5)], 2),
-        ([(1, 0.2), (2, 0.05), (3, 0.5)], 3),  # it has to stay
-        ([(1, 0.2), (2, 0.3)], 1),
-        ([(1, 0.2), (2, 0.0)], None),
-        ([(1, 0.2), (2, None)], None),
+        ([(1, 0.0), (2, 0.1), (3, 0.5), (4, 0.1)], 2),
+        ([(1, 0.2), (2, 0.3), (3, 0.05), (4, 0.5), (5, 0.5), (6, 0.5), (7, 0.0)], 4),  # and need not stay
+        ([(1, 0.2), (2, 0.3)], None),
+        ([(1, 0.2), (2, None), (3, 0.2), (4, 0.2)], None),
+        ([], None),
     ],
 )
-def test_the_use_begins_where_it_stays(use: list[tuple[int, float | None]], step: int | None) -> None:
+def test_the_use_begins_where_it_is_high_three_times_in_a_row(
+    use: list[tuple[int, float | None]], step: int | None
+) -> None:
     assert Summary([begun(*use)]).begun("rope") == {0: step}
 
 
-@pytest.mark.parametrize(("match", "shuffled", "failing"), [(7.9, 0.0, 0), (0.5, 0.0, 1), (7.9, 0.5, 1)])
+@pytest.mark.parametrize(
+    ("match", "shuffled", "failing"), [(7.9, -0.012, 0), (3.9, 0.0, 1), (7.9, 0.1, 1), (2, 0.3, 2)]
+)
 def test_a_control_that_fails_is_said(match: float, shuffled: float, failing: int) -> None:
-    training = begun((1, 0.2))
+    training = begun((1, 0.2), (2, 0.2), (3, 0.2))
     kinds = {"far": 0.3, "near": 0.4, "match": match, "shuffled": shuffled}
     about = {**training["configuration"], "train_length": 64, "test_lengths": [64]}
     training = {**training, "configuration": about}
-    tests = [{**training, "kind": kind, "length": 64, "bits": [value, value + 0.02]} for kind, value in kinds.items()]
+    tests = [{**training, "kind": k, "length": 64, "bits": [mean - 0.2, mean + 0.22]} for k, mean in kinds.items()]
     said = observed(Summary([training, *tests]))
-    assert sum("this control fails" in sentence for sentence in said) == failing
+    fails = "from the source: this control fails for RoPE, whose numbers say nothing of far tokens."
+    assert sum(sentence.endswith(fails) for sentence in said) == failing
+    assert str(terminal_table([training, *tests]).caption).count(fails) == failing
+    assert not any("−0.00" in sentence for sentence in said)
     assert any(sentence.endswith("of each seed: RoPE 1.") for sentence in said)
     assert any("use of the source in bits per byte: 0.31 with RoPE" in sentence for sentence in said)

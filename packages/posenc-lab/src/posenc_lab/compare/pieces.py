@@ -16,9 +16,9 @@ last bytes as the others. It is measured
 - ``match``, the positive control: of a model that attends by construction to the last place with the same 8 bytes
   before it, in the same rows. It must be high at every length.
 
-``sliding`` is the loss on the plain text of the same rows, as in `posenc_lab.compare.text`. During training the use of
-the source is measured at every point of the curve, in rows of the training length: when it begins is a question apart
-from how far it carries.
+``sliding`` is the loss on the plain text of the same rows, as in `posenc_lab.compare.text`. In training the mean
+use of a near and a far source is measured at every point of the curve, in 16 rows of the training length: when it
+begins is a question apart from how far it carries.
 
 In training the copy stands near the end of a row, and the gap is drawn uniformly. With ``copies`` sources and copies
 are not equal: those files have pairs of a source and a copy of 48 bytes each, and nothing else.
@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from posenc_lab.compare import data
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.data import Bytes
-from posenc_lab.compare.task import BEGUN, Kind, Loaded
+from posenc_lab.compare.task import BEGUN, IN_A_ROW, Kind, Loaded
 from posenc_lab.compare.text import RESULT, Bits, Evaluator, Text, tokens_to_score
 from posenc_lab.kit.files import digest_of, rounded
 
@@ -44,6 +44,7 @@ PIECE, CUE = 48, 8  # bytes of a piece, and of its beginning, which is not score
 PAIR = 2 * PIECE
 SOURCE, SHUFFLED, COPY = range(3)
 PROBED_ROWS = 16  # at each point of the training curve
+MATCHED = 4  # bits per byte that the match by construction must gain: half of what is to be gained
 TEST_STREAM = 2**31  # above all training seeds
 DRAWS = 100  # attempts to find a piece of which no half stands in its row
 
@@ -81,9 +82,10 @@ class Pieces(Text):
         "the same row with it. 0 is a model that does not look back.",
         "The source stands at the beginning of the row, so a longer row asks for a larger distance. Dashed: a source "
         "at the same small distance in all rows. If that fails too, the scheme fails at the length of the row.",
-        "A shuffled source must be of no use. The match by construction attends to the source without any training: "
-        "what it does not reach, no model here can.",
-        f"A model has begun to look back when the use of the source stays at {BEGUN} bits or more until the end.",
+        f"A shuffled source must be of no use, at most {BEGUN} bits, and the match by construction, which attends to "
+        f"the source without any training, must gain {MATCHED} bits or more.",
+        f"A model has begun to look back where the use of the source is {BEGUN} bits or more at {IN_A_ROW} points of "
+        "the curve in a row.",
     )
     not_concluded = (
         "A scheme whose models have not begun to look back says nothing about distance: it may with more training.",

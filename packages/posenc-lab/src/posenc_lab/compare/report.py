@@ -5,6 +5,7 @@ An incomplete run can be reported too; the report then lists what is missing.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,10 @@ from rich.table import Table as RichTable
 
 from posenc_lab.compare import pictures
 from posenc_lab.compare.config import CompareConfig
-from posenc_lab.compare.pieces import Pieces
+from posenc_lab.compare.pieces import MATCHED, Pieces
 from posenc_lab.compare.puzzle import Recall
 from posenc_lab.compare.summary import Record, Summary, Trial, multiple
-from posenc_lab.compare.task import BEGUN, Task, listed
+from posenc_lab.compare.task import BEGUN, IN_A_ROW, Task, listed
 from posenc_lab.kit import page
 from posenc_lab.kit.command import command_of
 from posenc_lab.kit.page import joined, strong
@@ -297,7 +298,7 @@ def _begun(summary: Summary) -> str:
     for scheme, seeds in found.items():
         steps = ", ".join("not" if step is None else f"{step:,}" for step in seeds.values())
         words += [f"{titled(scheme)} {steps}"] if steps else []
-    said = f"Steps after which the use of the source stays at {BEGUN} bits or more at the training length, of each seed"
+    said = f"Steps from which the use of the source is {BEGUN} bits or more at {IN_A_ROW} points in a row, of each seed"
     return f"{said}: {'; '.join(words)}." if words else ""
 
 
@@ -305,14 +306,15 @@ def _controls(summary: Summary) -> list[str]:
     """What the controls gain from the source, and whether they are as they must be."""
     found = []
     for kind, name in (("match", "A match by construction"), ("shuffled", "With the source shuffled, each model")):
-        values = [e for s in summary.schemes for n in summary.lengths(kind) if (e := summary.bits(kind, s, n))]
+        both = product(summary.schemes, summary.lengths(kind))
+        values = [(scheme, e.mean) for scheme, n in both if (e := summary.bits(kind, scheme, n))]
         if values:
-            low, high = min(value.mean for value in values), max(value.mean for value in values)
-            as_it_must = low > 1 if kind == "match" else all(value.low <= BEGUN for value in values)
-            words = f"{name} gains {low:.2f} to {high:.2f} bits per byte from the source".replace("-", "−")
-            found.append(
-                f"{words}{'' if as_it_must else ': this control fails, so the numbers say nothing of far tokens'}."
-            )
+            low, high = min(each for _, each in values), max(each for _, each in values)
+            # A mean that is no number fails too.
+            failing = list(dict.fromkeys(s for s, e in values if not (e >= MATCHED if kind == "match" else e <= BEGUN)))
+            words = f"{name} gains {low:z.2f} to {high:z.2f} bits per byte from the source".replace("-", "−")
+            fails = f": this control fails for {named(failing)}, whose numbers say nothing of far tokens"
+            found.append(f"{words}{fails if failing else ''}.")
     return found
 
 
@@ -583,6 +585,7 @@ def terminal_table(records: Sequence[Record]) -> RichTable:
         *preface(summary),
         f"{star}±: half the 95 % interval; step: time ÷ {titled(summary.timed_against)}'s; –: not measured.",
         *(f"{titled(s)} {words}." for s in summary.schemes if (words := summary.diverged(s))),
+        *_controls(summary),
     ]
     if missing := len(summary.lacking()):
         notes.append(f"{missing} of {len(summary.trainings)} trainings are incomplete: see the report.")

@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from posenc_lab.compare.task import BEGUN, Task, listed
+from posenc_lab.compare.task import BEGUN, IN_A_ROW, Task, listed
 from posenc_lab.compare.tasks import task_of
 from posenc_lab.kit.files import require
 from posenc_lab.kit.statistics import MIN_SEEDS, Mean, holm, mean_of, verdict, wilson
@@ -322,13 +322,14 @@ class Summary:
         return [Trial.of(list(found[number].values())) for number in sorted(found)]
 
     def begun(self, scheme: str) -> dict[int, int | None]:
-        """Of each seed of pieces, the step from which on the use of the source stays at `BEGUN` or more; None if
-        it does not."""
+        """Of each seed of pieces, the first step from which the use of the source is `BEGUN` or more at `IN_A_ROW`
+        points in a row; None without one."""
         found: dict[int, int | None] = {}
         for record in self.of("training", scheme):
-            begun = [step for step, use in record.get("use", ()) if use is None or use < BEGUN]
-            after = [step for step, _ in record.get("use", ()) if not begun or step > begun[-1]]
-            found[record["seed"]] = after[0] if after else None
+            steps, uses = zip(*record.get("use") or [(0, None)], strict=True)
+            rows = zip(steps, *(uses[n:] for n in range(IN_A_ROW)), strict=False)
+            begun = (step for step, *row in rows if all(use is not None and use >= BEGUN for use in row))
+            found[record["seed"]] = next(begun, None)
         return found
 
     def lacking(self) -> dict[tuple[str, int], str]:

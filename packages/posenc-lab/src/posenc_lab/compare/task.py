@@ -22,7 +22,8 @@ from posenc_lab.kit import processes
 WINDOW = "@"
 
 BITS, ACCURACY = "bits per byte", "share of right answers"
-BEGUN = 0.1  # bits per byte of use of the source (`posenc_lab.compare.pieces`) at which a model has begun to look back
+BEGUN = 0.1  # bits per byte of use of the source (`posenc_lab.compare.pieces`) at which a model looks back
+IN_A_ROW = 3  # points of the training curve with as much, from which on it has begun to
 
 
 def entries(names: str) -> tuple[Entry, ...]:
