@@ -87,6 +87,7 @@ def test_the_lowest_mean_loss_is_chosen_and_no_trial_that_diverged() -> None:
     assert chosen("t5", [trial("t5", 4, 2.0), trial("t5", 1, 2.0)]) == Rate(0.002, 10.0)  # the first of equals
     longer = [trial("t5", 0, 2.0, twice=4.8), trial("t5", 1, 2.1, twice=2.1), trial("t5", 2, 1.9, twice=None)]
     assert chosen("t5", longer) == Rate(0.002, 10.0)  # low at both lengths
+    assert [trial.loss for trial in Summary(longer).trials("t5")] == [3.4, 2.1, None]
 
 
 def test_a_comparison_that_tunes_records_every_trial_and_trains_at_the_best(tmp_path: Path) -> None:

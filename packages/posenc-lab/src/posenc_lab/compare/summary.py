@@ -114,7 +114,8 @@ class Estimate:
 @dataclass(frozen=True)
 class Trial:
     """A trial and its mean loss over the tuning seeds: ``bits`` at the training length, ``twice`` at twice that and
-    ``longest`` at the longest; None if it diverged with some seed or was not measured."""
+    ``longest`` at the longest; ``loss``, by which it is chosen. None if it diverged with some seed or was not
+    measured."""
 
     learning_rate: float | None
     multiplier: float | None
@@ -122,11 +123,7 @@ class Trial:
     twice: float | None
     longest: float | None
     seconds: float | None
-
-    @property
-    def loss(self) -> float | None:
-        """By which a trial is chosen: the mean of both lengths that decide, or that of training where it is alone."""
-        return self.bits if self.bits is None or self.twice is None else (self.bits + self.twice) / 2
+    loss: float | None
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> "Trial":
@@ -138,7 +135,16 @@ class Trial:
             return sum(values) / len(values) if whole else None
 
         rate, multiplier = (records[0].get(name) for name in ("learning_rate", "multiplier"))
-        return cls(rate, multiplier, *map(mean, ("bits", "twice", "longest", "seconds")))
+        means = {name: mean(name) for name in ("bits", "twice", "longest", "seconds")}
+        return cls(rate, multiplier, **means, loss=decisive(records))
+
+
+def decisive(records: Sequence[Record]) -> float | None:
+    """The loss by which the trial of these records is chosen: the mean of both lengths that decide, or that of training
+    where a record has no other. None if one was not finite."""
+    if any(r.get("bits") is None or r.get("twice", 0.0) is None for r in records):
+        return None
+    return float(sum(r["bits"] + r.get("twice", r["bits"]) for r in records) / (2 * len(records)))
 
 
 class Summary:
