@@ -30,6 +30,7 @@ from posenc_lab.kit.configuration import fingerprint
         ("learning_rate", float("nan"), "learning_rate must be a finite number above 0, got nan"),
         ("warmup", 1.0, "warmup must be at least 0 and below 1, got 1.0"),
         ("windows", 7, "windows must be a whole number of at least 8, got 7"),
+        ("copies", ["made"], "copies must be none unless the task is pieces, got ['made']"),
         ("per_layer", 1, "per_layer must be True or False, got 1"),
     ],
 )

@@ -100,6 +100,7 @@ class CompareConfig(Configuration):
             none = name in ("test_lengths", "tune_multipliers") or (name == "seeds" and self.tune)
             some = bool(value) or none
             self.require(name, some and len(set(value)) == len(value), "one or more different values")
+        self.require("copies", not self.copies or self.task == "pieces", "none unless the task is pieces")
         try:
             self.given_rates()
         except ValueError as error:

@@ -326,6 +326,7 @@ def _by_step(summary: Summary, field: str, title: str, ylabel: str, dark: bool) 
         # The first fifth of a loss falls from chance to about the final one; it would dominate the scale.
         early = 0.2 if field == "curve" else 0.0
         late = [value for curve in every for step, value in curve if step >= early * curve[-1][0] and value is not None]
+        late += [BEGUN] if field == "use" else []
         margin = 0.05 * (max(late) - min(late)) or 0.1
         last, first = max(curve[-1][0] for curve in every), max(curve[0][1] or 0.0 for curve in every)
         axes.set(xlim=(0, 1.03 * last), ylim=(min(late) - margin, max(late) + margin))

@@ -85,8 +85,7 @@ class Pieces(Text):
         "at the same small distance in all rows. If that fails too, the scheme fails at the length of the row.",
         f"A shuffled source must be of no use, at most {BEGUN} bits, and the match by construction, which attends to "
         f"the source without any training, must gain {MATCHED} bits or more.",
-        f"A model has begun to look back where the use of the source is {BEGUN} bits or more at {IN_A_ROW} points of "
-        "the curve in a row.",
+        f"A model begins to look back where use of the source is {BEGUN} bits or more at {IN_A_ROW} points in a row.",
     )
     not_concluded = (
         "A scheme whose models have not begun to look back says nothing about distance: it may with more training.",
@@ -135,7 +134,10 @@ def _natural(config: CompareConfig) -> data.Corpus | None:
     """The pairs of the files of ``copies``, split by file. ValueError for files of anything else."""
     if not config.copies:
         return None
-    corpus = data.load(config.copies, held_out=1, tuned=int(config.tune), least=((1, PAIR),) * (2 + config.tune))
+    try:
+        corpus = data.load(config.copies, held_out=1, tuned=int(config.tune), least=((1, PAIR),) * (2 + config.tune))
+    except ValueError as error:
+        raise ValueError(str(error).replace("text", "copies", 1)) from None
     if any((side.sizes % PAIR).any() for side in (corpus.train, corpus.validation, corpus.tuning)):
         raise ValueError(f"copies must be several files of pairs of {PAIR} bytes and nothing else, got {corpus.about}")
     return corpus

@@ -5,7 +5,6 @@ An incomplete run can be reported too; the report then lists what is missing.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -236,7 +235,7 @@ def _order(summary: Summary, length: int) -> str:
         parts = [listed(f"{titled(s)} is {abs(means[s] - top):.2f} {side}" for s in judged if s not in best)]
         parts += [f"{titled(s)} has {means[s]:.2f} with too few seeds" for s in order if s not in judged]
     else:
-        words = f"{where}, {measure}: {listed(f'{means[s]:.2f} with {titled(s)}' for s in order)}"
+        words = f"{where}, {measure}: {listed(f'{means[s]:z.2f} with {titled(s)}' for s in order)}"
         parts = []
     parts += [f"{titled(s)} is not finite" for s, e in found.items() if not e.finite]
     parts += [f"{titled(s)} is {summary.end(s, kind)}" for s in summary.schemes if summary.undefined(s, length, kind)]
@@ -306,12 +305,11 @@ def _controls(summary: Summary) -> list[str]:
     """What the controls gain from the source, and whether they are as they must be."""
     found = []
     for kind, name in (("match", "A match by construction"), ("shuffled", "With the source shuffled, each model")):
-        both = product(summary.schemes, summary.lengths(kind))
-        values = [(scheme, e.mean) for scheme, n in both if (e := summary.bits(kind, scheme, n))]
-        if values:
-            low, high = min(each for _, each in values), max(each for _, each in values)
-            # A mean that is no number fails too.
-            failing = list(dict.fromkeys(s for s, e in values if not (e >= MATCHED if kind == "match" else e <= BEGUN)))
+        uses = [(s, e.mean) for s in summary.schemes for n in summary.lengths(kind) if (e := summary.bits(kind, s, n))]
+        if uses:
+            low, high = min(use for _, use in uses), max(use for _, use in uses)
+            wrong = (s for s, use in uses if not (use >= MATCHED if kind == "match" else use <= BEGUN))  # or no number
+            failing = list(dict.fromkeys(wrong))
             words = f"{name} gains {low:z.2f} to {high:z.2f} bits per byte from the source".replace("-", "−")
             fails = f": this control fails for {named(failing)}, whose numbers say nothing of far tokens"
             found.append(f"{words}{fails if failing else ''}.")
@@ -450,8 +448,8 @@ def cell(summary: Summary, kind: str, scheme: str, length: int, note: str = "", 
         return Cell(summary.no_value(scheme, length, kind) or "missing", mark="absent")
     if not value.finite:
         return Cell("not finite", mark="absent")
-    interval = f"{value.low:.2f}{' to ' if value.low < 0 else '–'}{value.high:.2f}".replace("-", "−")
-    return Cell(f"{value.mean:.3f}".replace("-", "−"), [interval, note], "best" if best else "")
+    interval = f"{value.low:z.2f}{' to ' if value.low < 0 else '–'}{value.high:z.2f}".replace("-", "−")
+    return Cell(f"{value.mean:z.3f}".replace("-", "−"), [interval, note], "best" if best else "")
 
 
 def _differences(summary: Summary) -> list[Part]:
@@ -603,7 +601,7 @@ def _short(summary: Summary, scheme: str, length: int, places: int = 2) -> str:
     if not value.finite:
         return "not finite"
     half = (value.high - value.low) / 2
-    return f"{value.mean:.{places}f}±" + (f"{half:.{places}f}".removeprefix("0") if half < 1 else f"{half:.1f}")
+    return f"{value.mean:z.{places}f}±" + (f"{half:.{places}f}".removeprefix("0") if half < 1 else f"{half:.1f}")
 
 
 def _few(lengths: Sequence[int], trained: int) -> list[int]:

@@ -114,8 +114,7 @@ class Estimate:
 @dataclass(frozen=True)
 class Trial:
     """A trial and its mean loss over the tuning seeds: ``bits`` at the training length, ``twice`` at twice that and
-    ``longest`` at the longest; ``loss``, by which it is chosen. None if it diverged with some seed or was not
-    measured."""
+    ``longest`` at the longest; ``loss`` chooses. None if it diverged with a seed or was not measured."""
 
     learning_rate: float | None
     multiplier: float | None
@@ -136,15 +135,9 @@ class Trial:
 
         rate, multiplier = (records[0].get(name) for name in ("learning_rate", "multiplier"))
         means = {name: mean(name) for name in ("bits", "twice", "longest", "seconds")}
-        return cls(rate, multiplier, **means, loss=decisive(records))
-
-
-def decisive(records: Sequence[Record]) -> float | None:
-    """The loss by which the trial of these records is chosen: the mean of both lengths that decide, or that of training
-    where a record has no other. None if one was not finite."""
-    if any(r.get("bits") is None or r.get("twice", 0.0) is None for r in records):
-        return None
-    return float(sum(r["bits"] + r.get("twice", r["bits"]) for r in records) / (2 * len(records)))
+        # Both lengths decide, or that of training where a record has no other; null, which was not finite, is no loss.
+        deciding = [r.get(name, r.get("bits")) for r in records for name in ("bits", "twice")]
+        return cls(rate, multiplier, **means, loss=None if None in deciding else sum(deciding) / len(deciding))
 
 
 class Summary:
@@ -332,9 +325,8 @@ class Summary:
         points in a row; None without one."""
         found: dict[int, int | None] = {}
         for record in self.of("training", scheme):
-            steps, uses = zip(*record.get("use") or [(0, None)], strict=True)
-            rows = zip(steps, *(uses[n:] for n in range(IN_A_ROW)), strict=False)
-            begun = (step for step, *row in rows if all(use is not None and use >= BEGUN for use in row))
+            rows = zip(*(record.get("use", ())[n:] for n in range(IN_A_ROW)), strict=False)
+            begun = (row[0][0] for row in rows if all(use is not None and use >= BEGUN for _, use in row))
             found[record["seed"]] = next(begun, None)
         return found
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from posenc.positions.positions import PositionError
 from posenc_lab.compare.config import CompareConfig, Rate
-from posenc_lab.compare.summary import decisive
+from posenc_lab.compare.summary import Trial
 from posenc_lab.compare.task import Loaded, Measures, Task
 from posenc_lab.compare.train import TUNING_TEST
 from posenc_lab.kit.files import rounded
@@ -50,7 +50,7 @@ def chosen(scheme: str, records: Iterable[Record]) -> Rate | None:
     for record in records:
         if record["kind"] == "trial" and record["scheme"] == scheme:
             found.setdefault(record["trial"], []).append(record)
-    losses = {trial: loss for trial, each in found.items() if (loss := decisive(each)) is not None}
+    losses = {trial: loss for trial, each in found.items() if (loss := Trial.of(each).loss) is not None}
     if not losses:
         return None
     best = found[min(losses, key=lambda trial: (losses[trial], trial))][0]

@@ -84,7 +84,8 @@ def add_options(parser: argparse._ActionsContainer, kind: type[Configuration]) -
             parts: Any = {int: whole_numbers, float: decimals}.get(
                 get_args(of)[0], names if item.metadata["commas"] else _word
             )
-            options |= {"nargs": "+", "metavar": item.name.upper().rstrip("S"), "type": parts, "action": List}
+            one = item.name.upper().replace("IES", "Y").rstrip("S")
+            options |= {"nargs": "+", "metavar": one, "type": parts, "action": List}
         else:
             of = (get_args(of) or (of,))[0]
             options |= {"type": of, "metavar": "N" if of is not str else item.name.upper()}
