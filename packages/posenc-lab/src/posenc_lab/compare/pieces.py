@@ -25,7 +25,7 @@ are not equal: those files have pairs of a source and a copy of 48 bytes each, a
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -48,7 +48,6 @@ MATCHED = 4  # bits per byte that the match by construction must gain: half of w
 TEST_STREAM = 2**31  # above all training seeds
 DRAWS = 100  # attempts to find a piece of which no half stands in its row
 
-Results = dict[int, dict[str, Any]]  # by length
 USE = {"length": int, "gap": int, "bits": list[float | None], "with_source": float | None, "without": float | None}
 
 
@@ -107,17 +106,17 @@ class Pieces(Text):
         (corpus, windows, notice), natural, piece = self.split(config), _natural(config), _piece(config.train_length)
         pieces = _tests(windows, natural.validation if natural else None, piece)
         lengths, trained = config.test_lengths, config.train_length
-        matched = Results()  # of these windows, whatever the model
+        match = cache(lambda device: Sourced(Matching(), windows, pieces, None, lengths, trained, device))
 
         def probe(model: nn.Module, device: torch.device) -> float:
-            some = windows[:PROBED_ROWS, -trained - 1 :], pieces[:, :PROBED_ROWS], Results()
+            some = windows[:PROBED_ROWS, -trained - 1 :], pieces[:, :PROBED_ROWS], None
             short = Sourced(model, *some, (trained,), trained, device)
             return float(np.mean([short.use(trained, gap).mean() for gap in short.gaps(trained)]))
 
         return Loaded(
             partial(_draw, corpus.train, natural.train if natural else None, piece),
             partial(_draw, corpus.tuning, natural.tuning if natural else None, piece),
-            lambda model, device, tick: Sourced(model, windows, pieces, matched, lengths, trained, device, tick),
+            lambda model, device, tick: Sourced(model, windows, pieces, match(device), lengths, trained, device, tick),
             4 * len(windows) * sum(lengths) + tokens_to_score(lengths, len(windows), trained),
             f"{corpus.about}{f'; copies from {natural.about}' if natural else ''}",
             digest_of((corpus.digest + natural.digest).encode()) if natural else corpus.digest,
@@ -184,11 +183,11 @@ def _tests(windows: Bytes, pairs: data.Text | None, piece: int) -> Bytes:
 class Sourced(Evaluator):
     """Measures one model on windows (rows, longest length + 1) and what is put into them (3, rows, piece): ``bits``,
     the use of the source in each, its ``gap``, and the mean loss on copies ``with_source`` and ``without``; of plain
-    text, what `Evaluator` does. ``matched`` keeps what the match by construction gains, by length."""
+    text, what `Evaluator` does. ``match`` measures the match by construction in the same rows."""
 
-    def __init__(self, model: nn.Module, windows: Bytes, pieces: Bytes, matched: Results, *about: Any) -> None:
+    def __init__(self, model: nn.Module, windows: Bytes, pieces: Bytes, match: "Sourced | None", *about: Any) -> None:
         super().__init__(model, windows, *about)
-        self._texts, self._pieces, self._about, self._matched = windows, pieces, about, matched
+        self._texts, self._pieces, self._match = windows, pieces, match
         self._losses: dict[tuple[int, int, int], Bits] = {}
 
     def gaps(self, length: int) -> tuple[int, int]:
@@ -203,11 +202,8 @@ class Sourced(Evaluator):
     def _measure(self, kind: str, length: int) -> dict[str, Any]:
         if kind == "sliding":
             return super()._measure(kind, length)
-        if kind == "match":
-            if length not in self._matched:
-                match = Sourced(Matching(), self._texts, self._pieces, {}, *self._about[:-1])
-                self._matched[length] = match._measure("far", length)
-            return self._matched[length]
+        if kind == "match" and self._match:
+            return self._match._measure(kind, length)
         gap, source = self.gaps(length)[kind != "near"], SHUFFLED if kind == "shuffled" else SOURCE
         losses = {"with_source": self._copies(length, gap, source), "without": self._copies(length, 0, SOURCE)}
         found = {name: rounded(each.mean()) for name, each in losses.items()}
