@@ -63,10 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             if (value := getattr(arguments, name)) is not None:
                 raise ValueError(f"--{name} must be given with --grid, got {value!r} without")
         config = _configuration(arguments)
-        from posenc_lab.compare.compare import (  # imports torch, which wrong arguments need not wait for
-            check,
-            compare,
-        )
+        from posenc_lab.compare.compare import check, compare  # torch, which wrong arguments need not wait for
 
         check(config)
     except ValueError as error:

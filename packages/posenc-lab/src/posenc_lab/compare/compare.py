@@ -250,9 +250,8 @@ class _Lab:
         for seed in config.tune_seeds:
             for trial, rate in enumerate(trials(config, learns)):
                 if self.records.has("trial", scheme, seed, trial=trial):
-                    self._checkpoint(scheme, seed, trial).unlink(
-                        missing_ok=True
-                    )  # left if interrupted after the record
+                    # Left if interrupted after the record.
+                    self._checkpoint(scheme, seed, trial).unlink(missing_ok=True)
                     self.progress.skip(self.training_work)
                     continue
                 self._try(scheme, seed, trial, rate)

@@ -292,10 +292,9 @@ def _use_of_context(summary: Summary, length: int) -> str:
 
 def _begun(summary: Summary) -> str:
     """From which step on the source is used, of each scheme and seed."""
-    found = {scheme: summary.begun(scheme) for scheme in summary.schemes}
     words = []
-    for scheme, seeds in found.items():
-        steps = ", ".join("not" if step is None else f"{step:,}" for step in seeds.values())
+    for scheme in summary.schemes:
+        steps = ", ".join("not" if step is None else f"{step:,}" for step in summary.begun(scheme).values())
         words += [f"{titled(scheme)} {steps}"] if steps else []
     said = f"Steps from which the use of the source is {BEGUN} bits or more at {IN_A_ROW} points in a row, of each seed"
     return f"{said}: {'; '.join(words)}." if words else ""

@@ -333,11 +333,8 @@ class Summary:
     def lacking(self) -> dict[tuple[str, int], str]:
         """The missing measurements of each incomplete training, by scheme and seed."""
         found = {}
-        once = {
-            kind: called
-            for kind, called in MEASURED_ONCE.items()
-            if kind != "speed" or self.configuration.get("timed", True)
-        }
+        timed = self.configuration.get("timed", True)
+        once = {kind: called for kind, called in MEASURED_ONCE.items() if kind != "speed" or timed}
         for scheme, seed in self.trainings:
             parts = [called for kind, called in once.items() if not self.get(kind, scheme, seed)]
             expected: dict[str, list[int]] = {}
