@@ -157,7 +157,7 @@ def test_on_a_gpu_a_pair_is_seen_by_its_indices(visibility: Visibility, place: s
     call = replace(_call(None, at), visibility=visibility)
     b, _, i, j = _indices(call)
     with OnDevice():
-        pair = flex._seen(call, i.numel(), j.numel()).pair
+        pair = flex._seen(call, i.numel(), j.numel(), 1).pair
     with Reads() as reads:
         found = pair(b, torch.tensor(0), i, j)
     seen = visible(*at, visibility)
