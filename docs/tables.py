@@ -86,7 +86,9 @@ def _choices() -> str:
         of = found[name]
         if of.url:
             return f"[{of.source}]({of.url})" + ", second-hand" * of.second_hand
-        return f"[{of.title}]({Path(of.doc).name})" if isinstance(of, evidence.PublishedTable) else f"`{of.command}`"
+        if isinstance(of, evidence.PublishedTable):
+            return f"[{of.title}]({Path(of.doc).relative_to('docs')})"
+        return f"`{of.command}`"
 
     def grounds(names: Sequence[str]) -> str:
         """Each strength, the strongest first, with what has it."""
