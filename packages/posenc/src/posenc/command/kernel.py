@@ -117,6 +117,8 @@ def _show(precision: str, is_test: bool, lists_races: bool) -> list[str]:
         said = f", {min(clear):.2f} to {max(clear):.2f} of its time" if clear else ""
         faster = sum(ratio < 1 for ratio in clear)
         print(f"  races without score terms: faster than PyTorch's attention in {faster} of {len(clear)}{said}")
+    elif lists_races:
+        print("  races: none yet; on a CPU the first calls of a kind run its own")
     for kind, laps in of_races.items() if lists_races else ():
         ratios = (f"{lap.tokens}: {_ratio(lap):.2f}{'' if lap.is_clear else ' (too noisy)'}" for lap in laps)
         print(f"    {kind}   {', '.join(ratios)}")
