@@ -16,7 +16,7 @@ from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import GIVEN
 from posenc_lab.choose import questions as asking
 from posenc_lab.choose.evidence import STRENGTHS, claims, statements, tables
-from posenc_lab.choose.presentation import NO_TABLE, UNTESTED, claims_of, statements_of, tables_of
+from posenc_lab.choose.presentation import NO_TABLE, TUNING, UNTESTED, claims_of, statements_of, tables_of
 from posenc_lab.compare.command import _configuration
 from posenc_lab.compare.compare import check as check_comparison
 from posenc_lab.extend.run import check as check_extension
@@ -151,6 +151,7 @@ def test_an_answer_says_all_that_it_should(answer: asking.Answer, choose: Any) -
     flat = " ".join(out.split())
     for words in (answer.begin, answer.code, answer.command, answer.why, answer.unknown):
         assert " ".join(words.split()) in flat
+    assert (TUNING in flat) == ("--tune" in answer.command)
     for table in tables_of(answer):
         assert table.title in flat
         assert table.where in flat

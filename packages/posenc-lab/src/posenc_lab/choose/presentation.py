@@ -12,6 +12,7 @@ from posenc_lab.choose.questions import Answer, Question
 WIDTH = 100
 UNTESTED = "No published claim about this was tested here with several seeds."
 NO_TABLE = "No published or measured figures."
+TUNING = "--tune takes 25 trials of a training for each scheme; without it the order can be that of one learning rate."
 
 
 def tables_of(answer: Answer) -> list[PublishedTable]:
@@ -50,6 +51,7 @@ def as_text(answer: Answer, given: Mapping[str, str]) -> str:
     options = " ".join(f"--{name} {value}" for name, value in given.items())
     is_certain = answer.strength == "certain"
     measure = [f"Compare it with {answer.compare_with}:\n\n    {answer.command}"] if answer.command else []
+    measure += [_wrapped(TUNING)] if "--tune" in answer.command else []
     imports = [f"import {name}" for name in ("posenc", "transformers") if f"{name}." in answer.code]
     code = "\n".join([*imports, "", answer.code])
     longer, as_yes = given.get("longer", "yes"), "yes" in answer.when.get("longer", ())

@@ -93,6 +93,10 @@ export const figure = {
 const plain = (words) => words.replaceAll("`", "");
 const code = (words) => element("code", {}, words);
 
+/** What a command takes that tunes. */
+const tuning = (command) =>
+    command.includes("--tune") ? " (--tune takes 25 trials of a training for each scheme; leave it out for a first look)" : "";
+
 /** Where something stands: a page elsewhere, opened only when it is followed, or the command that prints it. */
 function source({ source: who, url, command, doc, second_hand: isSecondHand }) {
     const from = url
@@ -124,7 +128,7 @@ export function firstChoice(answer, tables, strengths) {
             { class: "answers", "aria-label": "First choice" },
             element("li", {}, `Why: ${why}`),
             element("li", {}, element("strong", {}, "Strength of the evidence: "), `${strength}.`),
-            ...(command ? [element("li", {}, `Compare it with ${other}: `, code(command))] : []),
+            ...(command ? [element("li", {}, `Compare it with ${other}: `, code(command), tuning(command))] : []),
             ...statements.map(stated),
             ...tables.map((table) => measured(table, strengths[table.strength])),
             ...claims.map(told),
