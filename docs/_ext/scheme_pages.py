@@ -111,7 +111,7 @@ law holds. A law says what the scheme does to scores, and not how good a model w
 RATIOS = """*How to read it.* 1.00 is causal attention without positions, on the same tensors. Below 1 is faster: keys
 of negligible weight are skipped, or posenc's kernel is faster than PyTorch's. Differences below 0.10 mean nothing,
 and a GPU has other ratios."""
-STUDIED = {"python": "Python's packages", "plays": "Shakespeare's works"}
+STUDIED = ("Python's packages", "Shakespeare's works")
 READ = """Bits per byte, by length of the text, of small decoders that were trained on texts of 128 bytes
 ([the study](../study/index.md)). Lower is better.
 
@@ -119,7 +119,7 @@ READ = """Bits per byte, by length of the text, of small decoders that were trai
 seed it does not include how much two trainings differ; [contrasts](../study/contrasts.md) say which differences are
 sure. If the loss rises after 128, the model is worse on texts longer than in training. *Far text* is the change of
 the loss of the same bytes as more text comes before them: below 0 the model uses it, near 0 it does not, above 0
-the text harms."""
+the text harms. *Lower than*: how many of the 13 other schemes are shown to have a higher loss, at 128 and at 1,024."""
 LISTED = """
 ```{toctree}
 :hidden:
@@ -192,14 +192,15 @@ def _compared(entry: Entry) -> str:
 def _study(entry: Entry) -> str:
     """Its rows of the study's tables of losses."""
     rows: list[tuple[str, ...]] = []
-    for page, text in STUDIED.items():
-        lines = (DOCS / "study" / f"{page}.md").read_text(encoding="utf-8").splitlines()
-        losses = lines[lines.index(next(line for line in lines if line.startswith("| scheme | seeds |"))) :]
-        table_of = losses[: losses.index("")]  # other tables of the page have the same names
-        cells = {c[0]: c for c in ([cell.strip() for cell in line.strip("|").split("|")] for line in table_of)}
+    page = (DOCS / "study" / "texts.md").read_text(encoding="utf-8")
+    for text in STUDIED:
+        section = page.partition(f"\n## {text}\n")[2].partition("\n## ")[0]
+        lines = [line for line in section.splitlines() if line.startswith("|")]
+        cells = {c[0]: c for c in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
         if (name := titled(entry.name)) in cells:
             rows = rows or [("length", *cells["scheme"][1:])]
-            rows.append((f"[{text}](../study/{page}.md)", *cells[name][1:]))
+            anchor = text.lower().replace("'", "").replace(" ", "-")
+            rows.append((f"[{text}](../study/texts.md#{anchor})", *cells[name][1:]))
     if not rows:
         return f"It is not one of the schemes of [the study](../study/index.md). {_compared(entry)}\n"
     return f"{READ}\n\n{table(*zip(*rows, strict=True))}"  # a column for each text, for narrow screens
@@ -257,7 +258,7 @@ def _picture(entry: Entry, dark: bool) -> bytes:
 
 def _newest() -> float:
     """When what pages are made of was last changed."""
-    pages = [DOCS / "performance.md", *(DOCS / "study" / f"{page}.md" for page in STUDIED)]
+    pages = [DOCS / "performance.md", DOCS / "study" / "texts.md"]
     files = [*Path(posenc.__file__).parent.rglob("*.py"), *Path(__file__).parent.glob("*.py"), *pages]
     return max(file.stat().st_mtime for file in files)
 

@@ -9,10 +9,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from posenc_lab.compare.config import CompareConfig
-from posenc_lab.compare.puzzle import Recall
 from posenc_lab.kit.configuration import fingerprint
 from study.run import CPU
 
@@ -72,52 +70,6 @@ def _anywhere(record: Mapping[str, Any]) -> str:
     """The fingerprint of its comparison, whatever device and versions it was measured with."""
     identity = CompareConfig.from_mapping(record["configuration"]).identity(text_digest=record["text"]["digest"])
     return fingerprint({name: value for name, value in identity.items() if name != "device"})
-
-
-@dataclass(frozen=True)
-class Twice:
-    """The trainings that were made on two devices: the largest difference of their loss, in the first tenth of the
-    steps and at the end, and how many results of puzzles changed between solved and not."""
-
-    trainings: int
-    first: float
-    last: float
-    changed: int
-    results: int
-
-
-def twice(puzzles: Iterable[Records]) -> Twice | None:
-    """Those of each puzzle's records; None where there is none."""
-    gaps, results = [], []
-    for made in puzzles:
-        found = _by_training(made)
-        curves = [each.get(("training", None), []) for each in found.values()]
-        gaps += [abs(_curve(each[0]) - _curve(each[1])) for each in curves if len(each) > 1]
-        tests = [each for tested in found.values() for (kind, _), each in tested.items() if kind == "accuracy"]
-        results += [tuple(_is_solved(record) for record in each) for each in tests if len(each) > 1]
-    if not gaps:
-        return None
-    first = max(float(gap[: max(len(gap) // 10, 1)].max()) for gap in gaps)
-    last = max(float(gap[-1]) for gap in gaps)
-    return Twice(len(gaps), first, last, sum(one != other for one, other in results), len(results))
-
-
-def _by_training(made: Records) -> dict[tuple[str, int], dict[tuple[str, int | None], list[Mapping[str, Any]]]]:
-    """The records of each scheme and seed, by kind and length, from all devices."""
-    found: dict[tuple[str, int], dict[tuple[str, int | None], list[Mapping[str, Any]]]] = {}
-    for record in made:
-        if record["kind"] != "trial" and "diverged" not in record:
-            training = found.setdefault((record["scheme"], record["seed"]), {})
-            training.setdefault((record["kind"], record.get("length")), []).append(record)
-    return found
-
-
-def _curve(record: Mapping[str, Any]) -> NDArray[np.float64]:
-    return np.array([bits for _, bits in record["curve"]])
-
-
-def _is_solved(record: Mapping[str, Any]) -> bool:
-    return bool(np.mean(record["accuracy"]) >= Recall.solved)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ from posenc_lab.extend.settings import CROPPED
 from posenc_lab.extend.summary import MIN_PIECES
 from study.devices import on_cpu
 from study.findings import HERE, Part, Text, contrasts, key, label, signed
-from study.puzzles import task
-from study.run import TASKS
 
 FILE = Path(data.__path__[0]) / "records.json"
 OF_TEXTS = {**CLAIMED, "larger": CLAIMED["python"]}
@@ -27,20 +25,18 @@ EXTENDED = (
 )
 
 
-def shipped(texts: Sequence[Text], titles: Mapping[str, str]) -> str:
-    """The file: a line for each set of records. A set without records is left out."""
-    lines = (json.dumps(each, ensure_ascii=False, allow_nan=False) for each in _sets(texts, titles))
+def shipped(texts: Sequence[Text], recall: Part, titles: Mapping[str, str]) -> str:
+    """The file: a line for each set of records."""
+    lines = (json.dumps(each, ensure_ascii=False, allow_nan=False) for each in _sets(texts, recall, titles))
     return '{"records": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
-def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+def _sets(texts: Sequence[Text], recall: Part, titles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     for of in texts:
-        if of.trained:
-            size = re.search(r"[\d,]+ bytes", str(of.summary.records[-1]["text"]["about"]))
-            source = f"{OF_TEXTS[of.name]}{f' ({size[0]})' if size else ''}"
-            yield _one(titles[of.name], _summarised(of) | {"source": source}, verdicts(of))
-    if (recall := task("recall", TASKS["recall"])).trained:  # the one that posenc compare still has
-        yield _one("Puzzle: recall", _summarised(recall), f"Described, not tested: {recall.progress}.")
+        size = re.search(r"[\d,]+ bytes", str(of.summary.records[-1]["text"]["about"]))
+        source = f"{OF_TEXTS[of.name]}{f' ({size[0]})' if size else ''}"
+        yield _one(titles[of.name], _summarised(of) | {"source": source}, verdicts(of))
+    yield _one("Puzzle: recall", _summarised(recall), _described(recall))
     few = f"Undecided: four pieces of text are too few for a verdict, which needs {MIN_PIECES}."
     yield _one("SmolLM2-135M, extended", extension(tomllib.loads((HERE / "extend.toml").read_text())), few, EXTENDED)
 
@@ -83,11 +79,9 @@ def _point(mean: float | None = None, half: float = 0.0) -> list[Any]:
 
 
 def verdicts(of: Text) -> str:
-    """What the study's tests say of a text, in words; why they say nothing where they do not."""
+    """What the study's tests say of a text, in words; that there are none where there are none."""
     if of.name not in CLAIMED:
-        return f"Described, not tested: {of.progress}."
-    if not of.complete:
-        return f"Undecided: {of.progress}, and the study gives verdicts after the last."
+        return _described(of)
     told: dict[str, list[str]] = {}
     for each in contrasts(of):
         if each.found and each.verdict:
@@ -96,6 +90,10 @@ def verdicts(of: Text) -> str:
             told.setdefault(pair, []).append(said)
     clauses = (f"{pair} is {' and '.join(said)}" for pair, said in told.items())
     return f"Tested, with Holm's correction: {'; '.join(clauses)}."
+
+
+def _described(of: Part) -> str:
+    return f"Described, not tested: all {of.planned} trainings are there."
 
 
 def rounded(value: Any) -> Any:

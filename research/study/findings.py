@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from posenc.schemes.catalog import catalog
 from posenc_lab.choose.evidence import claims
@@ -22,7 +23,6 @@ from posenc_lab.kit.records import Record, read
 from posenc_lab.kit.statistics import holm, verdict
 from posenc_lab.kit.titles import titled
 from study.archives import RECORDS, unpack
-from study.claims import agrees
 from study.devices import once
 from study.run import FOLDERS, GPU, OF_TWO_LAYERS, SCHEMES, TASKS, Job, tuned
 
@@ -31,7 +31,6 @@ PUBLISHED: Mapping[str, Any] = tomllib.loads((HERE / "published.toml").read_text
 LENGTHS = (128, 1024)
 MEASURE = "sliding"
 WINDOWS = (SCHEMES["windows"], OF_TWO_LAYERS["windows"])
-TRIALS = 15
 MULTIPLIERS = {entry.name: entry.rate for entry in catalog()}
 AT_ONE_RATE = Rate(0.005, 1.0)  # the default of posenc compare, and no more for what a scheme learns
 
@@ -56,19 +55,6 @@ def interval(value: Estimate | None) -> str:
     return f"{value.mean:+.3f} ({value.low:+.3f} to {value.high:+.3f})".replace("-", "−")
 
 
-class Finished(Recall):
-    """A puzzle of earlier versions of posenc compare: what its records need to be read."""
-
-    def __init__(self, called: str, test_lengths: Sequence[int]) -> None:
-        self.called = called  # type: ignore[misc]  # by instance
-        self.test_lengths = tuple(test_lengths)
-
-
-def puzzle_of(name: str) -> Finished:
-    """The puzzle of a name."""
-    return Finished(**PUBLISHED["finished"][name])
-
-
 def records(part: str) -> list[Record]:
     """Those of all schemes, in their order and from all devices; none where nothing was measured."""
     unpack()
@@ -87,31 +73,24 @@ class Part:
     seeds: int
 
     @property
-    def folders(self) -> Sequence[str]:
-        """Those of its schemes."""
-        return FOLDERS[self.name]
+    def asked(self) -> set[tuple[str, int]]:
+        """The trainings that are planned, by scheme and seed."""
+        return {(Job(self.name, f, ()).scheme, seed) for f in FOLDERS[self.name] for seed in range(self.seeds)}
 
     @property
     def trained(self) -> int:
         """Trainings with all tests, or diverged, of those that are planned."""
-        planned = {(Job(self.name, folder, ()).scheme, seed) for folder in self.folders for seed in range(self.seeds)}
-        return len(planned & self.summary.whole())
+        return len(self.asked & self.summary.whole())
 
     @property
     def planned(self) -> int:
-        return self.seeds * len(self.folders)
+        return len(self.asked)
 
-    @property
-    def complete(self) -> bool:
-        """Whether every training is there, so that verdicts may be given."""
-        return self.trained == self.planned
-
-    @property
-    def progress(self) -> str:
-        """How many of the trainings are there, in words."""
-        if self.complete:
-            return f"all {self.planned} trainings are there"
-        return f"{self.trained} of {self.planned} trainings are there"
+    def whole(self) -> Self:
+        """Itself. ValueError where a training is missing, since no verdict is given before the last."""
+        if self.trained < self.planned:
+            raise ValueError(f"{self.name} must have {self.planned} trainings with all tests, got {self.trained}")
+        return self
 
 
 class Text(Part):
@@ -132,24 +111,29 @@ class Text(Part):
 
 
 def text(name: str, seeds: int) -> Text:
-    """The text with its records."""
-    return Text(name, summary(name, records(name)), seeds)
+    """The text with its records. ValueError where some are missing."""
+    return Text(name, summary(name, records(name)), seeds).whole()
 
 
 def summary(name: str, made: Sequence[Record]) -> Summary:
     """The records of a part without trials. ValueError for records of several comparisons, or of another plan than the
     one that is here, and for a training at another rate than was tuned."""
-    found = Summary(once(made), puzzle_of(name) if name in TASKS else None)
-    if found.left_out:
-        raise ValueError(f"{name} must hold the records of one comparison, got {found.left_out} records of others")
-    plan = digest_of((HERE / "plan.md").read_bytes())
-    if others := {str(record.get("plan")) for record in found.records} - {plan}:
-        raise ValueError(f"{name} must be of the plan {plan}, got records of {', '.join(sorted(others))}")
+    found = of_plan(name, Summary(once(made), Recall() if name in TASKS else None))
     for folder in FOLDERS[name]:
         for record in found.of("training", Job(name, folder, ()).scheme):
             its, rate = Rate(record["learning_rate"], record["multiplier"]), tuned(name, folder)
             if its != rate:
                 raise ValueError(f"{name}: {record['scheme']} must be trained at {rate}, got a training at {its}")
+    return found
+
+
+def of_plan(name: str, found: Summary, path: Path = HERE / "plan.md") -> Summary:
+    """The same. ValueError for records of several comparisons, or of another plan."""
+    if found.left_out:
+        raise ValueError(f"{name} must hold the records of one comparison, got {found.left_out} records of others")
+    plan = digest_of(path.read_bytes())
+    if others := {str(record.get("plan")) for record in found.records} - {plan}:
+        raise ValueError(f"{name} must be of the plan {plan}, got records of {', '.join(sorted(others))}")
     return found
 
 
@@ -168,10 +152,8 @@ class Short:
     gained: float
 
 
-def short(texts: Sequence[Text]) -> Short | None:
-    """Of the texts that are tested; None while one of them is not complete."""
-    if not texts or not all(of.complete for of in texts):
-        return None
+def short(texts: Sequence[Text]) -> Short:
+    """Of the texts that are tested."""
     margin = texts[0].summary.task.margin
     rises = {s: [rise for of in texts if (rise := _rise(of.summary, s))] for s in SCHEMES.values()}
     known = {s: each for s, each in rises.items() if len(each) == len(texts)}
@@ -234,18 +216,19 @@ class Tuned:
 
 
 def tuning() -> list[Tuned]:
-    """Of every scheme with all of its trials, the lowest loss first."""
+    """Of every scheme, the lowest loss first. ValueError without trials."""
     found = []
     made = [record for record in records("python") if record["kind"] == "trial"]
     for scheme in SCHEMES.values():
         tried = [record for record in made if record["scheme"] == scheme]
         rate = chosen(scheme, tried)
-        if rate is not None and len(tried) == TRIALS:
-            seconds = sum(record.get("seconds", 0.0) for record in tried)
-            default = MULTIPLIERS.get(scheme, 1.0)
-            with_it = (default, *_loss(tried, replace(AT_ONE_RATE, multiplier=default))) if default != 1 else None
-            losses = _loss(tried, AT_ONE_RATE), _loss(tried, rate)
-            found.append(Tuned(scheme, TRIALS, rate, *losses, seconds, with_it))
+        if rate is None:
+            raise ValueError(f"{scheme} must have trials on python, and has none")
+        seconds = sum(record.get("seconds", 0.0) for record in tried)
+        default = MULTIPLIERS.get(scheme, 1.0)
+        with_it = (default, *_loss(tried, replace(AT_ONE_RATE, multiplier=default))) if default != 1 else None
+        losses = _loss(tried, AT_ONE_RATE), _loss(tried, rate)
+        found.append(Tuned(scheme, len(tried), rate, *losses, seconds, with_it))
     untuned = sorted(found, key=lambda each: each.untuned[0])
     found.sort(key=lambda each: each.best[0])
     return [replace(each, place=n, untuned_place=untuned.index(each) + 1) for n, each in enumerate(found, 1)]
@@ -270,8 +253,10 @@ class Contrast:
 
     @property
     def agrees(self) -> str:
-        """Whether what was found is what was published: yes, no, or undecided; empty without a verdict."""
-        return agrees(self.claim["published"]["verdict"], self.verdict) if self.verdict else ""
+        """Whether what was found is what was published: yes, no, or undecided."""
+        if self.verdict in ("", "undecided"):
+            return "undecided"
+        return "yes" if self.verdict == self.claim["published"]["verdict"] else "no"
 
     def to_dict(self) -> dict[str, Any] | None:
         """The finding as `posenc_lab.choose` has it; None without a verdict."""
@@ -283,12 +268,12 @@ class Contrast:
 
 
 def contrasts(of: Text) -> list[Contrast]:
-    """The eight tests of a text, with Holm's correction over them; without verdicts until all trainings are there."""
+    """The eight tests of a text, with Holm's correction over them."""
     made = []
     for claim in claims():
         scheme, other = claim["contrast"]
         made.append(Contrast(claim, of.summary.difference(MEASURE, scheme, other, claim["length"])))
-    return judged(made, of.summary.task.margin) if of.complete else made
+    return judged(made, of.summary.task.margin)
 
 
 def judged(made: Sequence[Contrast], margin: float) -> list[Contrast]:
@@ -303,17 +288,13 @@ def judged(made: Sequence[Contrast], margin: float) -> list[Contrast]:
     ]
 
 
-def exploratory(of: Text, length: int) -> list[tuple[str, list[str]]]:
-    """Of every scheme, which others it is shown to be lower than, by Holm's tests of all pairs at a length."""
+def exploratory(of: Text, length: int) -> Counter[str]:
+    """Of every scheme, how many others it is shown to be lower than, by Holm's tests of all pairs at a length."""
     pairs = {
         (a, b): gap
         for a, b in combinations(of.summary.schemes, 2)
         if (gap := of.summary.difference(MEASURE, a, b, length)) and gap.judged and gap.found
     }
     shown = holm([float(gap.found.p_value()) for gap in pairs.values() if gap.found])
-    lower: dict[str, list[str]] = {scheme: [] for scheme in of.summary.schemes}
-    for ((a, b), gap), differs in zip(pairs.items(), shown, strict=True):
-        if differs:
-            better, worse = (a, b) if gap.mean < 0 else (b, a)
-            lower[better].append(worse)
-    return sorted(lower.items(), key=lambda item: -len(item[1]))
+    tested = zip(pairs.items(), shown, strict=True)
+    return Counter(a if gap.mean < 0 else b for ((a, b), gap), differs in tested if differs)

@@ -6,13 +6,11 @@ The words are in ``templates``, with a template for each page; the numbers are t
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from scipy.stats import spearmanr
@@ -21,15 +19,12 @@ import posenc_lab.choose
 from posenc.command.files import write_whole
 from posenc_lab.choose.evidence import TEXTS as CLAIMED
 from posenc_lab.choose.evidence import claims
-from posenc_lab.compare.summary import Summary
-from posenc_lab.compare.task import listed
-from study.claims import check
-from study.devices import Share, again, on_cpu, shares, twice
+from posenc_lab.kit.files import digest_of
+from study.devices import Share, again, shares
 from study.explorer_records import FILE, shipped
 from study.findings import (
     LENGTHS,
     MEASURE,
-    PUBLISHED,
     Contrast,
     Part,
     Text,
@@ -44,7 +39,9 @@ from study.findings import (
     text,
     tuning,
 )
-from study.pictures import png
+from study.pictures import losses, png, uses
+from study.pieces import PLAN, bits, pieces
+from study.pieces import name as name_of
 from study.puzzles import Task, order, task
 from study.run import SCHEMES, TASKS, TEXTS
 
@@ -63,60 +60,59 @@ FAR = (
 )
 KINDS = (("recall", "passkey"), ("copy", "reverse", "sort", "addition", "index"))
 """The puzzles in which something is to be found, and those with a rule, without the control."""
-TITLES = {"python": "Python's packages", "plays": "Shakespeare's works", "larger": "Four times as many steps"}
+TITLES = {
+    "python": "Python's packages",
+    "plays": "Shakespeare's works",
+    "larger": "Four times as many steps",
+    "pieces": "Pieces",
+}
+TRAINED = f"trained on {LENGTHS[0]} bytes"
+CLOSE = "t5_alibi_trained"  # a claim whose two perplexities are 0.4 % apart
 
 
 def main() -> None:
-    """Writes every page; one of which nothing is measured says so."""
+    """Writes every page; that of pieces says how far it is. ValueError where a training of the others is missing."""
     texts = [text(name, seeds) for name, seeds in TEXTS.items()]
-    tuned = tuning()
+    tuned, of_pieces = tuning(), pieces()
     tasks = [task(name, seeds) for name, seeds in TASKS.items()]
-    found = {of.name: contrasts(of) for of in texts if of.name in CLAIMED}
+    claimed = [of for of in texts if of.name in CLAIMED]
+    found = {of.name: contrasts(of) for of in claimed}
     known = {
         "texts": texts,
         "tuned": tuned,
         "schemes": list(SCHEMES.values()),
         "titles": TITLES,
         "contrasts": found,
-        "close": {name: close(name, found) for name in ("rope_alibi_trained", "t5_alibi_trained")},
+        "close": sum(each.agrees == "yes" for made in found.values() for each in made if each.claim["name"] == CLOSE),
         "tasks": tasks,
         "order": order(tasks),
-        "ranked": PUBLISHED["ranked"],
         "agreed": Counter(each.agrees for made in found.values() for each in made),
-        "devices": _devices([*texts, *tasks]),
-        "twice": twice(map(records, TASKS)),
+        "devices": _devices([*texts, *tasks, of_pieces]),
         "again": [its for n in LENGTHS if (its := again(records("python"), records("again"), MEASURE, n))],
         "versions": sorted({record["versions"]["torch"] for of in texts for record in of.summary.records}),
         "at_one_rate": {each.scheme: each for each in tuned},
         "stays": _stays(texts),
-        "short": short([of for of in texts if of.name in CLAIMED]),
+        "short": short(claimed),
         "lengths": LENGTHS,
+        "pieces": of_pieces,
+        "digest": digest_of(PLAN.read_bytes()),
+        "has_sizes": (DOCS / "study" / "sizes.md").is_file(),
     }
     write_whole(CHOOSE / "claims.json", _claims(found).encode())
-    claimed = [of for of in texts if of.name in CLAIMED and of.trained]
     write_whole(CHOOSE / "study.json", _tables(claimed, tasks).encode())
-    write_whole(FILE, shipped(texts, TITLES).encode())
-    write_whole(DOCS / "study" / "plan.md", (HERE / "plan.md").read_bytes())
-    for name in ("index", "tuning", "contrasts", "tasks"):
-        _write(name, name, **known)
-    for of in texts:
-        explored = [(n, exploratory(of, n)) for n in LENGTHS] if of.complete and of.name in CLAIMED else []
-        _write(of.name, "text", of=of, rows=rows(of), explored=explored, **known)
-        if of.trained:
-            for dark in (False, True):
-                title = f"{TITLES[of.name]}: trained on {LENGTHS[0]} bytes, tested on up to {LENGTHS[1]:,}"
-                path = DOCS / "images" / f"study-{of.name}{'-dark' if dark else ''}.png"
-                write_whole(path, png(of.summary, title, dark))
-
-
-def close(name: str, found: Mapping[str, Sequence[Contrast]]) -> dict[str, Any]:
-    """A claim with two perplexities near each other: how far apart they are, and how many tests agree with it."""
-    tests = [each for made in found.values() for each in made if each.claim["name"] == name]
-    low, high = sorted(map(float, re.findall(r"\d+\.\d+", tests[0].claim["published"]["claim"])))
-    return {
-        "apart": f"{high / low - 1:.1%}".replace("%", " %"),
-        "agreeing": sum(each.agrees == "yes" for each in tests),
+    of_recall = next(each for each in tasks if each.name == "recall")  # the one that posenc compare still has
+    write_whole(FILE, shipped(texts, of_recall, TITLES).encode())
+    for page in ("index", "pieces", "texts", "contrasts", "tuning", "tasks"):
+        write(page, **known)
+    drawn = {
+        of.name: partial(losses, of.summary, f"{TITLES[of.name]}: {TRAINED}, tested on up to {LENGTHS[1]:,}")
+        for of in texts
     }
+    if of_pieces.begun:
+        drawn["pieces"] = partial(uses, of_pieces)
+    for name, draw in drawn.items():
+        for dark in (False, True):
+            write_whole(DOCS / "images" / f"study-{name}{'-dark' * dark}.png", png(draw, dark))
 
 
 def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:
@@ -124,7 +120,6 @@ def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:
     made = []
     for n, claim in enumerate(claims()):
         parts = claim | {"ours": {name: found[name][n].to_dict() for name in claim["ours"]}}
-        check(parts)
         lines = (f"    {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in parts.items())
         made.append("  {\n" + ",\n".join(lines) + "\n  }")
     return '{"claims": [\n' + ",\n".join(made) + "\n]}\n"
@@ -134,9 +129,7 @@ def _tables(texts: Sequence[Text], tasks: Sequence[Task]) -> str:
     """The file of what each text and the puzzles have shown, as `posenc_lab.choose` takes tables: a table
     in a line, and its rows."""
     found = [_table(of, far) for of in texts for far in (False, True)]
-    found += [
-        _of_puzzles(of) for kind in KINDS if (of := [each for each in tasks if each.name in kind and each.trained])
-    ]
+    found += [_of_puzzles([each for each in tasks if each.name in kind]) for kind in KINDS]
     made = [json.dumps(each, ensure_ascii=False) for each in found]
     lines = (
         ",\n".join(made).replace(' {"label"', '\n  {"label"').replace('[{"label"', '[\n  {"label"').replace("**", "")
@@ -144,16 +137,9 @@ def _tables(texts: Sequence[Text], tasks: Sequence[Task]) -> str:
     return f'{{"records": [\n{lines}\n]}}\n'
 
 
-def counted(seeds: Sequence[int]) -> str:
-    """How many seeds the schemes have, in words."""
-    few, most = min(seeds), max(seeds)
-    return "one seed" if most == 1 else f"{most} seeds" if few == most else f"{few} to {most} seeds"
-
-
 def _of_puzzles(tasks: Sequence[Task]) -> dict[str, Any]:
     """With how many seeds each scheme solves some puzzles, at the longest rows."""
     recall = tasks[0].name in KINDS[0]
-    seeds = [len(each.shares(scheme, each.lengths[-1])) for each in tasks for scheme in each.summary.schemes]
 
     def cell(of: Task, scheme: str) -> str:
         length = of.lengths[-1]
@@ -165,7 +151,7 @@ def _of_puzzles(tasks: Sequence[Task]) -> dict[str, Any]:
         "title": f"The study, {'finding' if recall else 'rules'}: puzzles on rows longer than in training",
         "measured": (
             f"Seeds with which at least 95 % of the rows are right, of decoders of a tenth of a million parameters; "
-            f"{counted(seeds)}."
+            f"{tasks[0].seeds} seeds."
         ),
         "shows": (
             "Small models find a far token at eight times the trained length with some schemes, without training on it."
@@ -185,61 +171,56 @@ def _of_puzzles(tasks: Sequence[Task]) -> dict[str, Any]:
         "source": "posenc",
         "command": "make study",
         "doc": "docs/study/tasks.md",
-        "too_few": "" if all(each.complete for each in tasks) else counted(seeds),
     }
 
 
 def _table(of: Text, far: bool) -> dict[str, Any]:
     """The losses of all schemes from the trained length on, or what far text is worth to each."""
     shown = rows(of)
-    seeds = counted([each for _, each, _, _ in shown])
     longer = [f"{n:,}" for n in of.summary.lengths(MEASURE) if n > LENGTHS[0]]
     heads = ["far text"] if far else [f"{LENGTHS[0]} (trained)", *longer]
     measured, shows, what = FAR if far else NEAR
+    anchor = TITLES[of.name].lower().replace("'", "").replace(" ", "-")
     return {
         "name": f"study_{of.name}{'_far' * far}",
         "question": "far" if far else "length",
         "title": f"The study, {TITLES[of.name]}: {what}",
-        "measured": f"{measured}, of decoders of 384 thousand parameters trained 600 steps on 128 bytes; {seeds}.",
+        "measured": (
+            f"{measured}, of decoders of 384 thousand parameters trained 600 steps on 128 bytes; {of.seeds} seeds."
+        ),
         "shows": shows,
         "heads": heads,
         "rows": [
             {
-                "label": label(scheme),
-                "schemes": [scheme] if key(scheme) == scheme else [],  # a schedule is none of the catalog
-                "figures": [gain] if far else cells[-len(heads) :],
+                "label": label(each.scheme),
+                "schemes": [each.scheme]
+                if key(each.scheme) == each.scheme
+                else [],  # a schedule is none of the catalog
+                "figures": [each.far] if far else each.cells[-len(heads) :],
             }
-            for scheme, _, cells, gain in shown
+            for each in shown
         ],
         "better": "lower",
         "source": "posenc",
         "command": "make study",
-        "doc": f"docs/study/{of.name}.md",
-        "too_few": "" if of.complete else seeds,
+        "doc": f"docs/study/texts.md#{anchor}",
     }
 
 
-def _write(name: str, template: str, **known: object) -> None:
+def write(name: str, **known: object) -> None:
+    """A page, of its template."""
     environment = Environment(  # of Markdown, in which nothing is to be escaped
         loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    filters = (labels, number, interval, said, cost, signed, memory)
-    environment.filters |= {"label": label, **{each.__name__: each for each in filters}}
-    written = environment.get_template(f"{template}.md.j2").render(**known)
+    filters = (labels, number, interval, said, signed, rows, bits)
+    environment.filters |= {"label": label, "named": name_of, **{each.__name__: each for each in filters}}
+    written = environment.get_template(f"{name}.md.j2").render(**known)
     write_whole(DOCS / "study" / f"{name}.md", (written.rstrip() + "\n").encode())
 
 
 def said(contrast: Contrast) -> str:
     """A verdict, and whether another was published."""
-    if not contrast.verdict:
-        return "not yet"
     return f"{contrast.verdict}: **not as published**" if contrast.agrees == "no" else contrast.verdict
-
-
-def cost(of: Summary) -> str:
-    """What trainings took, in a sentence."""
-    each = (f"{part.seconds:.0f} seconds on {_named(part)} (median of {part.trainings})" for part in shares(of.records))
-    return f"**What it cost.** A training took {listed(each)}, beside others: do not read these as speeds."
 
 
 def labels(schemes: Sequence[str]) -> str:
@@ -247,30 +228,22 @@ def labels(schemes: Sequence[str]) -> str:
     return ", ".join(map(label, schemes)) or "none"
 
 
-def memory(scheme: str, of: Text) -> str:
-    """The peak of a training step on the CPU, in MB; a median over seeds."""
-    peaks = [r["peak_bytes"] for r in on_cpu(of.summary.of("training", scheme)) if "peak_bytes" in r]
-    return f"{median(peaks) / 1e6:.0f}" if peaks else "–"
-
-
-def _named(part: Share) -> str:
-    return "a CPU core" if part.device == "CPU" else f"an {part.device}"
-
-
 def _devices(of: Sequence[Part]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """The devices, and for each part its name and what ran on each of them."""
-    made = [(TITLES.get(each.name, each.name), shares(each.summary.records)) for each in of]
-    devices = sorted({part.device for _, its in made for part in its})
+    """The devices, and for each text, pieces and all puzzles the trainings on each of them."""
+    grouped: dict[str, list[Any]] = {}
+    for each in of:
+        grouped.setdefault(TITLES.get(each.name, "Puzzles"), []).extend(each.summary.records)
+    made = {name: shares(its) for name, its in grouped.items()}
+    devices = sorted({part.device for its in made.values() for part in its})
 
     def cell(its: Sequence[Share], device: str) -> str:
         own = (part for part in its if part.device == device)
-        return next((f"{p.trainings} (seeds {p.first} to {p.last})" for p in own), "–")
+        return next((f"{p.trainings} (seeds from {p.first} to {p.last}; {p.seconds:.0f} s)" for p in own), "–")
 
-    return devices, [(name, [cell(its, device) for device in devices]) for name, its in made]
+    return devices, [(name, [cell(its, device) for device in devices]) for name, its in made.items()]
 
 
-@dataclass(frozen=True)
-class Stays:
+class Stays(NamedTuple):
     """How the schemes lie at a length after few steps and after more: Spearman's correlation of their losses, and the
     bits between the lowest and the highest."""
 
@@ -281,19 +254,11 @@ class Stays:
 
 
 def _stays(texts: Sequence[Text]) -> list[Stays]:
-    """At both lengths, of the schemes that have a loss there; empty before all trainings are there."""
-    few, more = (next((of for of in texts if of.name == name and of.complete), None) for name in ("python", "larger"))
-    if few is None or more is None:
-        return []
-    found = []
+    """At both lengths, of the schemes that have a loss there."""
+    both, found = [next(of.summary for of in texts if of.name == name) for name in ("python", "larger")], []
     for length in LENGTHS:
-        pairs = [
-            (mine.mean, its.mean)
-            for scheme in few.summary.schemes
-            if (mine := few.summary.bits(MEASURE, scheme, length))
-            and (its := more.summary.bits(MEASURE, scheme, length))
-        ]
-        before, after = zip(*pairs, strict=True)
+        pairs = ([of.bits(MEASURE, scheme, length) for of in both] for scheme in both[0].schemes)
+        before, after = zip(*([each.mean for each in pair if each] for pair in pairs if all(pair)), strict=True)
         spreads = (max(losses) - min(losses) for losses in (before, after))
         found.append(Stays(length, float(spearmanr(before, after).statistic), *spreads))
     return found
@@ -306,26 +271,38 @@ def number(value: float | None) -> str:
     return f"{value:.3f}" if math.isfinite(value) else "diverged"
 
 
-def rows(of: Text) -> list[tuple[str, int, list[str], str]]:
-    """Of every scheme that is measured, the lowest loss at the trained length first: its name, its seeds, its loss at
-    every length, and what far text is worth to it."""
+class Row(NamedTuple):
+    """A scheme on a text: its seeds, its loss at every length, what far text is worth to it, and how many others it is
+    shown to be lower than, at the trained length and at the longest; empty for a text that is not tested."""
+
+    scheme: str
+    seeds: int
+    cells: list[str]
+    far: str
+    beats: str
+
+
+def rows(of: Text) -> list[Row]:
+    """Those of every scheme that is measured, the lowest loss at the trained length first."""
     summary = of.summary
     found = {s: value for s in summary.schemes if (value := summary.bits(MEASURE, s, LENGTHS[0]))}
+    judged = of.name in CLAIMED  # what is longer trained is described, not tested
+    lower = [exploratory(of, n) for n in LENGTHS] if judged else []
 
     def cell(scheme: str, length: int) -> str:
         value = summary.bits(MEASURE, scheme, length)
         if value is None:
             return summary.no_value(scheme, length, MEASURE) or "–"
         shown = f"{value.mean:.3f} ± {value.high - value.mean:.3f}"
-        judged = of.complete and of.name in CLAIMED  # what is longer trained is described, not tested
         return f"**{shown}**" if judged and scheme in summary.best(MEASURE, length) else shown
 
     return [
-        (
+        Row(
             scheme,
             len(summary.measured(scheme)),
             [cell(scheme, n) for n in summary.lengths(MEASURE)],
             interval(gain) if (gain := of.far(scheme)) else "–",
+            "; ".join(str(each[scheme]) for each in lower),
         )
         for scheme in sorted(found, key=lambda scheme: found[scheme].mean)
     ]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from posenc_lab.kit.statistics import wilson
-from study.findings import PUBLISHED, Finished, Part, puzzle_of, records, summary
+from posenc_lab.compare.puzzle import Recall
+from study.findings import PUBLISHED, Part, records, summary
 
 MIN_SHARE_SOLVED = 0.05  # with fewer rows right, by every scheme, there is no order
 DRAWS = 2000  # of seeds, for the intervals of mean reciprocal ranks
@@ -21,23 +21,9 @@ class Task(Part):
     """A puzzle."""
 
     @property
-    def puzzle(self) -> Finished:
-        return puzzle_of(self.name)
-
-    @property
-    def called(self) -> str:
-        """What a row is."""
-        return self.puzzle.called[0].upper() + self.puzzle.called[1:]
-
-    @property
-    def published(self) -> str:
-        """What was published of it, in words."""
-        return str(PUBLISHED[self.name])
-
-    @property
     def lengths(self) -> tuple[int, ...]:
         """The trained length, then longer ones."""
-        return self.puzzle.test_lengths
+        return self.summary.test_lengths
 
     def shares(self, scheme: str, length: int) -> tuple[float, ...]:
         """The share of right rows of each seed."""
@@ -45,45 +31,19 @@ class Task(Part):
 
     def solved(self, scheme: str, length: int) -> int:
         """The number of seeds that solve it."""
-        return sum(share >= self.puzzle.solved for share in self.shares(scheme, length))
+        return sum(share >= Recall.solved for share in self.shares(scheme, length))
 
-    @property
-    def solvers(self) -> list[tuple[int, list[str]]]:
-        """At every length, the schemes with which half of the seeds solve it, or more."""
-
-        def half(scheme: str, length: int) -> bool:
-            return 2 * self.solved(scheme, length) >= len(self.shares(scheme, length)) > 0
-
-        return [(length, [s for s in self.summary.schemes if half(s, length)]) for length in self.lengths]
-
-    @property
-    def rows(self) -> list[tuple[str, list[str]]]:
-        """The tested schemes with a cell for each length, those first that the most seeds solve at the longest rows."""
-
-        def solved(scheme: str) -> list[float]:
-            return [self.solved(scheme, n) / max(len(self.shares(scheme, n)), 1) for n in reversed(self.lengths)]
-
-        tested = sorted(filter(self.summary.measured, self.summary.schemes), key=solved, reverse=True)
-        return [(scheme, [self._cell(scheme, n) for n in self.lengths]) for scheme in tested]
-
-    def _cell(self, scheme: str, length: int) -> str:
-        """The seeds that solve it, bold if half do, the interval of their share, and the mean share of right rows."""
-        shares = self.shares(scheme, length)
-        if not shares:
-            return self.summary.no_value(scheme, length, "accuracy") or "–"
-        right = self.solved(scheme, length)
-        _, low, high = (f"{n:.2f}" for n in wilson(right, len(shares)))
-        bold = "**" * (2 * right >= len(shares))
-        return f"{bold}{right} of {len(shares)}{bold} ({low} to {high}), {np.mean(shares):.2f}".replace("0.", ".")
+    def solvers(self, length: int) -> list[str]:
+        """The schemes with which half of the seeds solve it, or more."""
+        return [s for s in self.summary.schemes if 2 * self.solved(s, length) >= len(self.shares(s, length)) > 0]
 
 
 def task(name: str, seeds: int) -> Task:
-    """The puzzle with its records."""
-    return Task(name, summary(name, records(name)), seeds)
+    """The puzzle with its records. ValueError where some are missing."""
+    return Task(name, summary(name, records(name)), seeds).whole()
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A scheme's mean reciprocal rank, published and found, with its 95 % interval over seeds."""
 
     scheme: str
@@ -93,51 +53,31 @@ class Place:
     high: float
 
 
-@dataclass(frozen=True)
-class Order:
-    """Schemes by their published mean reciprocal rank, the best first, and where theirs were found: (puzzle, length)
-    with at least one scheme that is right in `MIN_SHARE_SOLVED` of the rows, and those without."""
+class Order(NamedTuple):
+    """Schemes by their published mean reciprocal rank, the best first; where theirs were found: (puzzle, length) with
+    at least one scheme that is right in `MIN_SHARE_SOLVED` of the rows, and those without; whether both orders agree,
+    without ties."""
 
     places: list[Place]
     ranked: list[tuple[str, int]]
     unranked: list[tuple[str, int]]
-
-    @property
-    def found(self) -> list[str]:
-        """The schemes by the rank that was found."""
-        return [place.scheme for place in sorted(self.places, key=lambda place: -place.found)]
-
-    @property
-    def reproduced(self) -> bool:
-        """Whether that is the published order, without ties."""
-        return all(first.found > second.found for first, second in pairwise(self.places))
+    reproduced: bool
 
 
-def order(tasks: Sequence[Task]) -> Order | None:
-    """Of the puzzles of the paper, at longer rows than in training; None while some of them are not complete, where
-    trainings diverged, and where no row is ranked."""
+def order(tasks: Sequence[Task]) -> Order:
+    """Of the puzzles of the paper, at longer rows than in training."""
     ranks = PUBLISHED["ranks"]
     asked = [each for each in tasks if each.name in PUBLISHED["ranked"]]
-    if not all(each.complete for each in asked) or len(asked) < len(PUBLISHED["ranked"]):
-        return None
     places = [(each, length) for each in asked for length in each.lengths[1:]]
-    known = {(each.name, n): [each.shares(scheme, n) for scheme in ranks] for each, n in places}
-    if any(len(share) < asked[0].seeds for found in known.values() for share in found):
-        return None
-    shares = {place: np.array(found) for place, found in known.items()}
+    shares = {(each.name, n): np.array([each.shares(scheme, n) for scheme in ranks]) for each, n in places}
     ranked = [place for place, found in shares.items() if found.mean(1).max() >= MIN_SHARE_SOLVED]
-    if not ranked:
-        return None
-    drawn = np.stack([_reciprocal([shares[place][:, seeds] for place in ranked]) for seeds in _draws(asked[0].seeds)])
+    seeds = np.random.default_rng(0).integers(asked[0].seeds, size=(DRAWS, asked[0].seeds))
+    drawn = np.stack([_reciprocal([shares[place][:, its] for place in ranked]) for its in seeds])
     low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
     found = _reciprocal([shares[place] for place in ranked])
     made = [Place(*each) for each in zip(ranks, ranks.values(), found, low, high, strict=True)]
-    return Order(made, ranked, [place for place in shares if place not in ranked])
-
-
-def _draws(seeds: int) -> Iterator[NDArray[np.int64]]:
-    rng = np.random.default_rng(0)
-    return (rng.integers(seeds, size=seeds) for _ in range(DRAWS))
+    reproduced = all(first.found > second.found for first, second in pairwise(made))
+    return Order(made, ranked, [place for place in shares if place not in ranked], reproduced)
 
 
 def _reciprocal(shares: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

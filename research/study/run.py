@@ -1,17 +1,15 @@
 """``python -m study.run``: what of the study is not measured yet, on so many processes; stop it and run it again.
 
 A job is a comparison of one scheme in a folder of its own below ``runs/study``. What was measured is packed into
-``research/study/records``, which is under version control. Jobs are in stages, so that all schemes have come equally
-far whenever it stops: tuning, then one seed of each, then more.
+``research/study/records``, which is under version control.
 """
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,13 +97,11 @@ def tuned(part: str, folder: str) -> Rate:
 
 
 def jobs() -> Iterator[list[Job]]:
-    """The stages: all schemes are tuned, then come few seeds of everything, then the rest."""
+    """The stages: all schemes are tuned, then trained on each text."""
     yield [Job("python", folder, ()) for folder in SCHEMES]
-    for share in (0.1, 0.3, 0.5, 1.0):
-        for part, seeds in TEXTS.items():
-            wanted = [Job(part, folder, tuple(range(math.ceil(share * seeds)))) for folder in FOLDERS[part]]
-            left = ((job, tuple(sorted({*job.seeds} - job.elsewhere()))) for job in wanted)
-            yield [replace(job, seeds=seeds) for job, seeds in left if seeds]
+    for part, seeds in TEXTS.items():
+        left = {folder: {*range(seeds)} - Job(part, folder, ()).elsewhere() for folder in FOLDERS[part]}
+        yield [Job(part, folder, tuple(sorted(its))) for folder, its in left.items() if its]
 
 
 def main() -> None:

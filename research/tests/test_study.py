@@ -1,7 +1,8 @@
-"""The study: what its jobs are, and what its pages say of records, made up here."""
+"""The study: what its jobs are, and what its pages say of records, of texts and of puzzles, made up here."""
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ from posenc_lab.compare.config import Rate
 from posenc_lab.compare.summary import Estimate
 from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.statistics import mean_of
-from study import findings, pages, puzzles, run, texts
-from study.claims import check
+from study import findings, pages, pieces, puzzles, run, texts
 from study.findings import AT_ONE_RATE, Contrast, judged
 from tests.compare import synthetic_records
 
@@ -47,6 +47,12 @@ def test_holm_corrects_over_all_tests() -> None:
 RATE = Rate(0.004, 3.0)
 
 
+@pytest.fixture(autouse=True)
+def _tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "tuned", lambda part, folder: RATE)
+    monkeypatch.setattr(puzzles, "DRAWS", 50)
+
+
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
     """Records of the study, as they would be kept, of schemes at seeds."""
@@ -54,7 +60,6 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]
     level = {scheme: 2.4 + 0.05 * n for n, scheme in enumerate(run.SCHEMES.values())} | synthetic_records.LEVEL
     monkeypatch.setattr(synthetic_records, "GROWTH", growth)
     monkeypatch.setattr(synthetic_records, "LEVEL", level)
-    monkeypatch.setattr(findings, "tuned", lambda part, folder: RATE)
     at = {"learning_rate": RATE.learning_rate, "multiplier": RATE.multiplier}
     plan = {"plan": digest_of((findings.HERE / "plan.md").read_bytes())}
 
@@ -95,22 +100,73 @@ def trials(scheme: str, untuned: float, best: float) -> list[dict[str, Any]]:
     return [trial(scheme, 0, AT_ONE_RATE, untuned), trial(scheme, 1, Rate(0.02, 30.0), best), *others, by_default]
 
 
-def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without records, with some, and with all of a text, and what is said is what they hold."""
-    monkeypatch.setattr(pages, "DOCS", tmp_path)
-    monkeypatch.setattr(pages, "CHOOSE", tmp_path)
-    monkeypatch.setattr(pages, "FILE", tmp_path / "records.json")
-    monkeypatch.setattr(pages, "png", lambda summary, title, dark: title.encode())  # panels have a test of their own
-    parts: dict[str, list[dict[str, Any]]] = {}
+def written_to(folder: Path, parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets pages be written of these records, and to a folder."""
+    for name in ("DOCS", "CHOOSE"):
+        monkeypatch.setattr(pages, name, folder)
+    monkeypatch.setattr(pages, "FILE", folder / "records.json")
     for module in (findings, pages, puzzles):
         monkeypatch.setattr(module, "records", lambda part: parts.get(part, []))
-    pages.main()
-    assert "No scheme has had all of its trials yet." in (tmp_path / "study" / "tuning.md").read_text()
+    monkeypatch.setattr(pieces, "read", lambda *of: parts.get("pieces", []))
+    monkeypatch.setattr(pages, "png", lambda drawn, dark: b"")
 
+
+ROWS = {"copy": (20, 25, 30, 40), "reverse": (16, 20, 24, 32), "sort": (20, 25, 30, 40), "addition": (5, 6, 7, 10)}
+ROWS["recall"] = (16, 32, 64, 128)
+RANKED = ("nope", "t5", "alibi", "rope", "sinusoidal")
+Share = Callable[[str, int, int], float]
+
+
+def puzzle_records(task: str, share: Share, schemes: Sequence[str] = (), seeds: Sequence[int] = (0, 1, 2)) -> list[Any]:
+    """A finished comparison: of a scheme, a seed and a length, the share of a hundred rows that are right."""
+    made = []
+    for scheme in schemes or [run.Job(task, folder, ()).scheme for folder in run.OF_TASKS]:
+        about = {
+            k: v
+            for k, v in synthetic_records.records(("nope",))[0].items()
+            if k in ("text", "versions", "machine", "time")
+        }
+        about["configuration"] = {
+            "task": task,
+            "schemes": [scheme],
+            "seeds": list(seeds),
+            "timed": False,
+            "device": "cpu",
+            "train_length": ROWS[task][0],
+            "test_lengths": list(ROWS[task]),
+        }
+        about |= {"fingerprint": "a", "plan": digest_of((findings.HERE / "plan.md").read_bytes())}
+        for seed in seeds:
+            of = {"scheme": scheme, "seed": seed}
+            curve = [[step, 7.0 / step] for step in range(1, 51)]
+            trained = {"learning_rate": 0.004, "multiplier": 3.0, "seconds": 30.0, "curve": curve}
+            made.append({"kind": "training", **of, **trained, **about})
+            for length in ROWS[task]:
+                right = [float(n < round(100 * share(scheme, seed, length))) for n in range(100)]
+                made.append({"kind": "accuracy", **of, "length": length, "accuracy": right, "examples": 1, **about})
+    return made
+
+
+def complete(kept: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
+    """The records of three seeds of everything, with all trials; of puzzles RoPE alone solves some."""
     schemes = list(run.SCHEMES.values())
     tried = [*trials("t5", 2.5, 2.0), *trials("rope", 2.2, 2.1)]
-    parts |= {"python": [*tried, *kept(schemes, range(3))], "plays": kept(schemes[:5], range(3))}
-    monkeypatch.setattr(pages, "TEXTS", {"python": 3, "plays": 3})
+    tried += [record for scheme in schemes if scheme not in ("t5", "rope") for record in trials(scheme, 2.6, 2.6)]
+    three = kept(schemes, range(3))
+    texts = {"python": [*tried, *three], "plays": three, "larger": three}
+    shares = {"rope": 0.97, "nope": 0.5}
+    tasks = {task: puzzle_records(task, lambda scheme, seed, n: shares.get(scheme, 0.0)) for task in ROWS}
+    monkeypatch.setattr(pages, "TEXTS", dict.fromkeys(texts, 3))
+    monkeypatch.setattr(pages, "TASKS", dict.fromkeys(tasks, 3))
+    return texts | tasks
+
+
+def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is said is what they hold; where a training is missing nothing is."""
+    parts = complete(kept, monkeypatch)
+    parts["copy"] += on_gpu(puzzle_records("copy", lambda *_: 0.0, ("nope",), (2,)))  # twice: the CPU's counts
+    parts["reverse"] = [r if r["seed"] < 2 else on_gpu([r])[0] for r in parts["reverse"]]
+    written_to(tmp_path, parts, monkeypatch)
     pages.main()
     page = {path.stem: path.read_text() for path in (tmp_path / "study").iterdir()}
     assert "T5 gains most from a rate of its own, 0.50 bits per byte" in page["tuning"]
@@ -119,43 +175,43 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     of = findings.text("python", 3)
     (best,) = of.summary.best("sliding", 1024)[:1]
     value = of.summary.bits("sliding", best, 1024)
-    assert f"**{value.mean:.3f} ± {value.high - value.mean:.3f}**" in page["python"]
-    assert "by Holm's tests of all pairs" in page["python"]
-    assert "15 of 42 trainings are there" in page["plays"]
-    assert "by Holm's tests of all pairs" not in page["plays"]
-    for each in findings.contrasts(of):
-        assert f"| {pages.interval(each.found)} | 3 | {each.verdict} | {each.agrees} |" in page["contrasts"]
-    assert "(perplexities 1.7 % apart) and T5 lower than ALiBi (0.4 %)" in page["contrasts"]
-    lower = sum(one.agrees == "yes" for one in findings.contrasts(of) if one.claim["name"] == "t5_alibi_trained")
-    assert f"the tests that agree would be {lower} fewer" in page["contrasts"]
-    assert page["contrasts"].count("not before all seeds") == 8  # of plays
+    python, _, larger = page["texts"].split("\n## ")[1:]
+    assert f"**{value.mean:.3f} ± {value.high - value.mean:.3f}**" in python
+    assert "**" not in larger  # described, not tested
+    counts = [findings.exploratory(of, n)["t5"] for n in findings.LENGTHS]
+    assert re.search(rf"^\| T5 \| 3 \|.*\| {counts[0]}; {counts[1]} \|$", python, re.M)
+    found, lower = findings.contrasts(of), 0
     told = json.loads((tmp_path / "claims.json").read_text())["claims"]
-    assert all(claim["ours"]["python"] and not claim["ours"]["plays"] for claim in told)
-    for claim in told:
-        check(claim)
-    python, plays, *others = json.loads((tmp_path / "records.json").read_text())["records"]
-    assert (python["name"], plays["name"]) == ("Python's packages", "Shakespeare's works")
-    assert python["source"].startswith("the Python files of Django 5.2.8 and SQLAlchemy 2.0.44 (1,234,567 bytes)")
-    assert python["seeds"] == {findings.key(scheme): 3 for scheme in schemes}
-    for each in findings.contrasts(of):
+    for each, claim in zip(found, told, strict=True):
+        assert f"| {pages.interval(each.found)}, {pages.said(each)} |" in page["contrasts"]
+        lower += 2 * (each.agrees == "yes" and claim["name"] == "t5_alibi_trained")  # on both texts
+        assert claim["published"]["verdict"] in ("lower", "higher", "tied")
+        assert claim["ours"]["python"] == claim["ours"]["plays"] == each.to_dict()
+    assert f"the tests that agree would be {lower} fewer" in page["contrasts"]
+    one, *others = json.loads((tmp_path / "records.json").read_text())["records"]
+    assert one["source"].startswith("the Python files of Django 5.2.8 and SQLAlchemy 2.0.44 (1,234,567 bytes)")
+    assert one["seeds"] == {findings.key(scheme): 3 for scheme in run.SCHEMES.values()}
+    for each in found:
         assert each.found is not None
-        assert f"{findings.signed(each.found.mean)} at {each.claim['length']:,} ({each.verdict})" in python["verdict"]
-    assert plays["verdict"] == "Undecided: 15 of 42 trainings are there, and the study gives verdicts after the last."
+        assert f"{findings.signed(each.found.mean)} at {each.claim['length']:,} ({each.verdict})" in one["verdict"]
     assert all("shipped" in each for each in others)
     tables = {each["name"]: each for each in json.loads((tmp_path / "study.json").read_text())["records"]}
-    assert {name: table["too_few"] for name, table in tables.items()} == {
-        "study_python": "",
-        "study_python_far": "",
-        "study_plays": "3 seeds",
-        "study_plays_far": "3 seeds",
-    }
-    for text in parts:
-        for row, worth in zip(*(tables[f"study_{text}{far}"]["rows"] for far in ("", "_far")), strict=True):
-            cells = [*row["figures"], *worth["figures"]]  # as the page has them, from the trained length on
-            line = next(line for line in page[text].splitlines() if line.startswith(f"| {row['label']} |"))
-            assert line.replace("**", "").endswith(f"| {' | '.join(cells)} |")
-    names = {f"study-{part}{dark}.png" for part in parts for dark in ("", "-dark")}
+    for row, worth in zip(*(tables[f"study_python{far}"]["rows"] for far in ("", "_far")), strict=True):
+        cells = [*row["figures"], *worth["figures"]]  # as the page has them, from the trained length on
+        line = next(line for line in python.splitlines() if line.startswith(f"| {row['label']} |"))
+        assert f"| {' | '.join(cells)} |" in line.replace("**", "")
+    assert "| copy | RoPE, at 20 | RoPE, at 40 |" in page["tasks"]
+    assert "The order found is not the published one: RoPE, NoPE, T5, ALiBi, Sinusoidal." in page["tasks"]
+    assert "| NoPE | 0.69 | 0.50 | 0.50 to 0.50 |" in page["tasks"]
+    assert "Ranked at copy 25, copy 30, copy 40, reverse 20," in page["tasks"]
+    assert tables["study_rules"]["heads"][0] == "copy, 2 times as long"
+    assert tables["study_rules"]["rows"][2]["figures"] == ["3 of 3"] * 4
+    assert "| Puzzles | 112 (seeds from 0 to 2; 30 s) | 8 (seeds from 2 to 2; 30 s) |" in page["index"]
+    names = {f"study-{part}{dark}.png" for part in pages.TEXTS for dark in ("", "-dark")}
     assert {path.name for path in (tmp_path / "images").iterdir()} == names
+    del parts["plays"][-1:]
+    with pytest.raises(ValueError, match="plays must have 42 trainings with all tests, got 41"):
+        pages.main()
 
 
 def on_gpu(records: Sequence[dict[str, Any]], more: float = 0.0) -> list[dict[str, Any]]:
@@ -214,5 +270,53 @@ def test_natural_copies_are_pieces_around_a_change() -> None:
     assert list(texts.pairs(old, old.replace(b"return LlamaAttention(config, layer_idx)", b"x = 1"), set())) == []
 
 
-def test_pages_are_written_where_the_documentation_is() -> None:
-    assert (pages.DOCS / "study" / "plan.md").read_bytes() == (pages.HERE / "plan.md").read_bytes()
+# --- puzzles ---
+
+
+def puzzle(task: str, made: list[Any], seeds: int = 3) -> puzzles.Task:
+    return puzzles.Task(task, findings.summary(task, made), seeds)
+
+
+def test_a_task_counts_the_seeds_that_solve_it() -> None:
+    shares = {"nope": {20: (1.0, 1.0, 0.9)}, "rope": {20: (1.0, 1.0, 1.0), 40: (1.0, 0.2, 0.1)}}
+    made = puzzle_records("copy", lambda scheme, seed, n: shares[scheme].get(n, (0.0,) * 3)[seed], ("nope", "rope"))
+    copy = puzzles.Task("copy", findings.summary("copy", made), 10)
+    assert (copy.trained, copy.planned, copy.lengths) == (6, 80, (20, 25, 30, 40))
+    assert [copy.solvers(n) for n in copy.lengths] == [["nope", "rope"], [], [], []]
+    assert [copy.solved("rope", n) for n in copy.lengths] == [3, 0, 0, 1]
+    assert puzzle("copy", made[:-1]).trained == 5  # rope's last seed was not tested to its end
+    assert puzzle("copy", synthetic_records.diverge(puzzle_records("copy", lambda *_: 0.0), "fox", 0)).whole()
+
+
+def ranked(shares: Mapping[str, Mapping[str, float]], apart: float = 0.0) -> list[puzzles.Task]:
+    """The puzzles of the published order with these shares of schemes at every longer length; the last of three seeds
+    is apart from the others. Schemes have their seeds in another order."""
+
+    def share(task: str) -> Share:
+        return lambda scheme, seed, n: shares[task].get(scheme, 0.0) + apart * (seed == 2) if n > ROWS[task][0] else 1
+
+    made = []
+    for task in findings.PUBLISHED["ranked"]:
+        own = puzzle_records(task, share(task))
+        own += [record for record in own if record["seed"] == 2]
+        made.append(puzzle(task, own))
+    return made
+
+
+def test_the_published_order_is_compared_with_ranks_at_longer_rows() -> None:
+    as_published = dict(zip(RANKED, (0.9, 0.8, 0.7, 0.6, 0.5), strict=True))
+    nobody = {"nope": 0.04}
+    order = puzzles.order(ranked(dict.fromkeys(ROWS, as_published) | {"addition": nobody}))
+    assert order.reproduced
+    assert [place.found for place in order.places] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])
+    assert [(place.low, place.high) for place in order.places] == [(place.found,) * 2 for place in order.places]
+    assert {name for name, _ in order.ranked} == {"copy", "reverse", "sort"}
+    assert order.unranked == [("addition", 6), ("addition", 7), ("addition", 10)]
+
+    tied = {"alibi": 0.9, "nope": 0.8, "t5": 0.8}
+    order = puzzles.order(ranked(dict.fromkeys(ROWS, tied)))
+    assert not order.reproduced
+    ranks = {"alibi": 1, "nope": 2.5, "t5": 2.5, "rope": 4.5, "sinusoidal": 4.5}  # those with the same share a rank
+    assert {place.scheme: 1 / place.found for place in order.places} == pytest.approx(ranks)
+    alike = puzzles.order(ranked(dict.fromkeys(ROWS, dict.fromkeys(RANKED, 0.5))))
+    assert not alike.reproduced

@@ -1,88 +1,13 @@
-"""Claims: each says what was published and what was found here, and one that is wrong is named."""
+"""Evidence: each table says where it is from, and has what its page has."""
 
-import copy
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from posenc_lab.choose import evidence
-from study import claims as checks
 
-PLAN = Path(__file__).parents[4] / "research" / "study" / "plan.md"
-FOUND = {
-    "status": "measured",
-    "mean": -0.12,
-    "low": -0.15,
-    "high": -0.09,
-    "verdict": "lower",
-    "seeds": 10,
-    "agrees": "no",
-}
-
-
-def claim(found: Any = None, **changed: Any) -> dict[str, Any]:
-    """The claim that RoPE is higher than ALiBi beyond the trained length, with this found on Python."""
-    (one,) = (each for each in evidence.claims() if each["name"] == "rope_alibi_longer")
-    return {**copy.deepcopy(one), "ours": {"python": found, "plays": None}, **changed}
-
-
-def without(name: str) -> dict[str, Any]:
-    return {key: value for key, value in FOUND.items() if key != name}
-
-
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        ("lower", "must be null or an object, got 'lower'"),
-        ({**FOUND, "status": "begun"}, "status must be 'measured' or 'not run', got 'begun'"),
-        ({"status": "not run"}, "why is missing"),
-        (without("seeds"), "seeds is missing"),
-        ({**FOUND, "mean": "low"}, 'mean must be a finite number, got "low"'),
-        ({**FOUND, "p": 0.1}, "must have status, mean, low, high, verdict, seeds, agrees alone, got p"),
-        ({**FOUND, "low": -0.1}, "mean must be from low to high, got -0.12 of -0.1 to -0.09"),
-        ({**FOUND, "seeds": 2}, "seeds must be a whole number of at least 3, got 2"),
-        ({**FOUND, "verdict": "less"}, "verdict must be 'lower', 'higher', 'tied' or 'undecided', got 'less'"),
-        ({**FOUND, "high": 0.1}, "verdict must be of an interval without zero, got 'lower' of -0.15 to 0.1"),
-        (
-            {**FOUND, "verdict": "higher", "agrees": "yes"},
-            "verdict must be of an interval without zero, got 'higher' of -0.15 to -0.09",
-        ),
-        ({**FOUND, "agrees": "maybe"}, "agrees must be 'yes', 'no' or 'undecided', got 'maybe'"),
-        (
-            {**FOUND, "agrees": "yes"},
-            "agrees must be 'no', since 'higher' is published and 'lower' was found, got 'yes'",
-        ),
-    ],
-)
-def test_a_finding_that_is_wrong_is_named(found: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^rope_alibi_longer, ours, python: {re.escape(message)}$"):
-        checks.check(claim(found))
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"length": 0}, "rope_alibi_longer: length must be a whole number of at least 1, got 0"),
-        ({"contrast": ["rope"]}, "rope_alibi_longer: contrast must be two schemes, got ['rope']"),
-        ({"ours": {"plays": None}}, "rope_alibi_longer, ours: must have the texts python, plays, got plays"),
-        ({"ours": {}}, "rope_alibi_longer, ours: must have the texts python, plays, got none"),
-        ({"published": {"claim": "higher"}}, "rope_alibi_longer, published: verdict is missing"),
-        (
-            {"published": {"claim": "?", "verdict": "better", "source": "?", "url": "?"}},
-            "rope_alibi_longer, published: verdict must be 'lower', 'higher' or 'tied', got 'better'",
-        ),
-    ],
-)
-def test_a_claim_that_is_wrong_is_named(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        checks.check(claim(**changed))
-
-
-# --- tables ---------------------------------------------------------------------------------------------------------
-
-ROOT = PLAN.parents[2]
+ROOT = Path(__file__).parents[4]
 TABLES = evidence.tables()
 
 

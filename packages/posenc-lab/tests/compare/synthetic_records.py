@@ -77,6 +77,7 @@ def diverge(records: list[dict[str, Any]], scheme: str, seed: int = 0) -> list[d
         "final_bits",
         "seconds",
         "peak_bytes",
+        "use",
     }
     results |= {"parameters", "position_parameters", "tokens_per_second"}
     made = []

@@ -22,8 +22,6 @@ from its records.
 - ``published``: {``claim`` in words, ``verdict``, ``source``, ``url``}, the verdict one of "lower", "higher", "tied";
 - ``ours``: the result on each text: null until it is measured, or {``status``: "not run", ``why``}, or
   {``status``: "measured", ``mean``, ``low``, ``high``, ``verdict``, ``seeds``, ``agrees``}: the mean difference in bits
-  per byte and its 95 % interval, "lower", "higher", "tied" or "undecided", the number of seeds, and "yes", "no" or
-  "undecided" by ``study.claims.agrees``.
-
-``study.claims.check`` raises a ValueError for anything else, when the study writes them.
+  per byte and its 95 % interval, "lower", "higher", "tied" or "undecided", the number of seeds, and whether the verdict
+  is the published one: "yes", "no" or "undecided".
 """

@@ -115,7 +115,7 @@ def statements() -> tuple[Statement, ...]:
 
 
 def claims() -> tuple[dict[str, Any], ...]:
-    """The claims of ``claims.json``, which ``python -m study.pages`` checks and writes."""
+    """The claims of ``claims.json``, which ``python -m study.pages`` writes."""
     return tuple(packaged(__package__, "claims.json")["claims"])
 
 
