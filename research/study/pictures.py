@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from posenc_lab.compare.summary import Estimate, Summary
@@ -111,14 +112,15 @@ def uses(of: Pieces, dark: bool = False) -> Figure:
             faint, color = style.theme(dark).faint, style.theme(dark).palette[3]
             axes.axhline(0, color=faint, linewidth=0.7, zorder=1)
             axes.axvline(of.gap(of.config.train_length), color=faint, linewidth=0.9, linestyle=":", zorder=1)
-            for kind, dashes in (("near", (0, (2, 1.5))), ("far", "-")):
+            for kind, ink, dashes in (("far", color, "-"), ("near", style.theme(dark).palette[1], (0, (2, 2)))):
                 for its in zip(*(summary.by_seed(kind, scheme, n) for n in lengths), strict=True):
-                    axes.plot(gaps, its, color=color, linewidth=1.4, linestyle=dashes, marker="o", markersize=2.5)
+                    axes.plot(gaps, its, color=ink, linewidth=1.4, linestyle=dashes, marker="o", markersize=2.5)
             steps = ", ".join("not yet" if step is None else f"{step:,}" for step in of.steps(scheme))
             _titled(axes, name(scheme), f"begins at step {steps}" if any(of.steps(scheme)) else "has not begun")
             axes.set(xscale="log", ylim=limits, xlim=(gaps[0] / 1.15, gaps[-1] * 1.15))
             axes.set_xticks(gaps, [f"{gap:,}" for gap in gaps])
             axes.minorticks_off()
+            axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     return figure
 
 

@@ -119,5 +119,5 @@ def test_the_picture_has_a_panel_for_each_scheme_with_both_seeds(dark: bool) -> 
     assert words == ["RoPE in windows with NoPE", "has not begun", "ALiBi", "begins at step 280, 560"]
     lines = [[line for line in axes.lines if line.get_linewidth() == 1.4] for axes in figure.axes]
     assert [len(each) for each in lines] == [2, 4]  # far and near of each seed
-    assert list(lines[0][-1].get_xdata()) == [64, 192, 448, 960, 1984]
-    assert list(lines[0][-1].get_ydata()) == pytest.approx(list(FAR["far"]))
+    assert list(lines[0][0].get_xdata()) == [64, 192, 448, 960, 1984]
+    assert list(lines[0][0].get_ydata()) == pytest.approx(list(FAR["far"]))
