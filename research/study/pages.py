@@ -238,7 +238,7 @@ def _devices(of: Sequence[Part]) -> tuple[list[str], list[tuple[str, list[str]]]
 
     def cell(its: Sequence[Share], device: str) -> str:
         own = (part for part in its if part.device == device)
-        return next((f"{p.trainings} (seeds from {p.first} to {p.last}; {p.seconds:.0f} s)" for p in own), "–")
+        return next((f"{p.trainings} (seeds {p.first} to {p.last}; {p.seconds:.0f} s)" for p in own), "–")
 
     return devices, [(name, [cell(its, device) for device in devices]) for name, its in made.items()]
 

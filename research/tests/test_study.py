@@ -206,7 +206,7 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     assert "Ranked at copy 25, copy 30, copy 40, reverse 20," in page["tasks"]
     assert tables["study_rules"]["heads"][0] == "copy, 2 times as long"
     assert tables["study_rules"]["rows"][2]["figures"] == ["3 of 3"] * 4
-    assert "| Puzzles | 112 (seeds from 0 to 2; 30 s) | 8 (seeds from 2 to 2; 30 s) |" in page["index"]
+    assert "| Puzzles | 112 (seeds 0 to 2; 30 s) | 8 (seeds 2 to 2; 30 s) |" in page["index"]
     names = {f"study-{part}{dark}.png" for part in pages.TEXTS for dark in ("", "-dark")}
     assert {path.name for path in (tmp_path / "images").iterdir()} == names
     del parts["plays"][-1:]
