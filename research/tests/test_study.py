@@ -113,37 +113,26 @@ def written_to(folder: Path, parts: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 ROWS = {"copy": (20, 25, 30, 40), "reverse": (16, 20, 24, 32), "sort": (20, 25, 30, 40), "addition": (5, 6, 7, 10)}
 ROWS["recall"] = (16, 32, 64, 128)
-RANKED = ("nope", "t5", "alibi", "rope", "sinusoidal")
-Share = Callable[[str, int, int], float]
+RANKED = tuple(findings.PUBLISHED["ranks"])
+Share = Callable[..., float]
 
 
 def puzzle_records(task: str, share: Share, schemes: Sequence[str] = (), seeds: Sequence[int] = (0, 1, 2)) -> list[Any]:
     """A finished comparison: of a scheme, a seed and a length, the share of a hundred rows that are right."""
-    made = []
+    made: list[Any] = []
+    shared = synthetic_records.records(("nope",))[0]
+    about = {name: shared[name] for name in ("text", "versions", "machine", "time")}
+    about |= {"fingerprint": "a", "plan": digest_of((findings.HERE / "plan.md").read_bytes())}
+    config = {"task": task, "timed": False, "device": "cpu", "train_length": ROWS[task][0], "test_lengths": ROWS[task]}
+    trained = {"learning_rate": 0.004, "multiplier": 3.0, "seconds": 30.0}
     for scheme in schemes or [run.Job(task, folder, ()).scheme for folder in run.OF_TASKS]:
-        about = {
-            k: v
-            for k, v in synthetic_records.records(("nope",))[0].items()
-            if k in ("text", "versions", "machine", "time")
-        }
-        about["configuration"] = {
-            "task": task,
-            "schemes": [scheme],
-            "seeds": list(seeds),
-            "timed": False,
-            "device": "cpu",
-            "train_length": ROWS[task][0],
-            "test_lengths": list(ROWS[task]),
-        }
-        about |= {"fingerprint": "a", "plan": digest_of((findings.HERE / "plan.md").read_bytes())}
+        about["configuration"] = {**config, "schemes": [scheme], "seeds": seeds}
         for seed in seeds:
-            of = {"scheme": scheme, "seed": seed}
-            curve = [[step, 7.0 / step] for step in range(1, 51)]
-            trained = {"learning_rate": 0.004, "multiplier": 3.0, "seconds": 30.0, "curve": curve}
-            made.append({"kind": "training", **of, **trained, **about})
+            of = {"scheme": scheme, "seed": seed, **about}
+            made.append({"kind": "training", **trained, **of})
             for length in ROWS[task]:
                 right = [float(n < round(100 * share(scheme, seed, length))) for n in range(100)]
-                made.append({"kind": "accuracy", **of, "length": length, "accuracy": right, "examples": 1, **about})
+                made.append({"kind": "accuracy", "length": length, "accuracy": right, "examples": 1, **of})
     return made
 
 
@@ -214,21 +203,11 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
         pages.main()
 
 
-def on_gpu(records: Sequence[dict[str, Any]], more: float = 0.0) -> list[dict[str, Any]]:
-    """The same records as if from a GPU: with other versions, and losses that are higher, at the end the most."""
-    made = []
-    for record in records:
-        config, machine = (
-            {**record[name], "device": device} for name, device in (("configuration", "cuda"), ("machine", "H1"))
-        )
-        about = {"machine": machine, "versions": {**record["versions"], "torch": "2.11.0+cu130"}}
-        told = {**record, **about, "configuration": config, "fingerprint": "of the GPU"}
-        if "curve" in told:
-            told["curve"] = [
-                [step, bits + more * n / len(told["curve"])] for n, (step, bits) in enumerate(told["curve"])
-            ]
-        made.append(told)
-    return made
+def on_gpu(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same records as if from a GPU, with other versions."""
+    about: dict[str, Any] = {"machine": {"device": "H1"}, "fingerprint": "of the GPU"}
+    about["versions"] = {"torch": "2.11.0+cu130"}
+    return [{**record, **about, "configuration": {**record["configuration"], "device": "cuda"}} for record in records]
 
 
 def test_a_scheme_that_is_not_tuned_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,19 +216,14 @@ def test_a_scheme_that_is_not_tuned_is_named(tmp_path: Path, monkeypatch: pytest
         run.Job("plays", "rope", (0,)).configuration()
 
 
-def write(out: Path, records: Sequence[Any]) -> None:
-    """The records in a folder."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
 def test_a_job_is_done_when_its_folder_holds_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "RECORDS", tmp_path)
     tuning, one, two = (run.Job("python", "rope", tuple(range(seeds))) for seeds in (0, 1, 2))
     made = trials("rope", 2.2, 2.1) + synthetic_records.records(("rope",))
 
     def kept(count: int) -> list[bool]:
-        write(tuning.out, made[:count])
+        tuning.out.mkdir(parents=True, exist_ok=True)
+        (tuning.out / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in made[:count]))
         return [job.done() for job in (tuning, one, two)]
 
     assert kept(14) == [False, False, False]
@@ -288,18 +262,13 @@ def test_a_task_counts_the_seeds_that_solve_it() -> None:
     assert puzzle("copy", synthetic_records.diverge(puzzle_records("copy", lambda *_: 0.0), "fox", 0)).whole()
 
 
-def ranked(shares: Mapping[str, Mapping[str, float]], apart: float = 0.0) -> list[puzzles.Task]:
-    """The puzzles of the published order with these shares of schemes at every longer length; the last of three seeds
-    is apart from the others. Schemes have their seeds in another order."""
-
-    def share(task: str) -> Share:
-        return lambda scheme, seed, n: shares[task].get(scheme, 0.0) + apart * (seed == 2) if n > ROWS[task][0] else 1
-
+def ranked(shares: Mapping[str, Mapping[str, float]]) -> list[puzzles.Task]:
+    """The puzzles of the published order with these shares of schemes at every longer length. Schemes have their seeds
+    in another order."""
     made = []
     for task in findings.PUBLISHED["ranked"]:
-        own = puzzle_records(task, share(task))
-        own += [record for record in own if record["seed"] == 2]
-        made.append(puzzle(task, own))
+        own = puzzle_records(task, lambda scheme, seed, n, of=shares[task]: of.get(scheme, 0.0))
+        made.append(puzzle(task, own + [record for record in own if record["seed"] == 2]))
     return made
 
 
