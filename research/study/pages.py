@@ -58,6 +58,18 @@ FAR = (
     "Below zero, text further back than a model was trained on helps it; around zero it makes no use of it.",
     "what far text is worth",
 )
+DECODERS = "decoders of 384 thousand parameters trained 600 steps on 128 bytes"
+SOLVED = "Seeds with which at least 95 % of the rows are right, of decoders of a tenth of a million parameters"
+FINDING = (
+    "study_recall",
+    "finding",
+    "Small models find a far token at eight times the trained length with some schemes, without training on it.",
+)
+RULES = (
+    "study_rules",
+    "rules",
+    "Hardly any scheme follows such rules on longer rows. Some do not learn them at the trained length.",
+)
 KINDS = (("recall", "passkey"), ("copy", "reverse", "sort", "addition", "index"))
 """The puzzles in which something is to be found, and those with a rule, without the control."""
 TITLES = {
@@ -128,7 +140,7 @@ def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:
 def _tables(texts: Sequence[Text], tasks: Sequence[Task]) -> str:
     """The file of what each text and the puzzles have shown, as `posenc_lab.choose` takes tables: a table
     in a line, and its rows."""
-    found = [_table(of, far) for of in texts for far in (False, True)]
+    found = [_of_text(of, far) for of in texts for far in (False, True)]
     found += [_of_puzzles([each for each in tasks if each.name in kind]) for kind in KINDS]
     made = [json.dumps(each, ensure_ascii=False) for each in found]
     lines = (
@@ -139,72 +151,46 @@ def _tables(texts: Sequence[Text], tasks: Sequence[Task]) -> str:
 
 def _of_puzzles(tasks: Sequence[Task]) -> dict[str, Any]:
     """With how many seeds each scheme solves some puzzles, at the longest rows."""
-    recall = tasks[0].name in KINDS[0]
-
-    def cell(of: Task, scheme: str) -> str:
-        length = of.lengths[-1]
-        return f"{of.solved(scheme, length)} of {len(of.shares(scheme, length))}"
-
-    return {
-        "name": "study_recall" if recall else "study_rules",
-        "question": "far",
-        "title": f"The study, {'finding' if recall else 'rules'}: puzzles on rows longer than in training",
-        "measured": (
-            f"Seeds with which at least 95 % of the rows are right, of decoders of a tenth of a million parameters; "
-            f"{tasks[0].seeds} seeds."
-        ),
-        "shows": (
-            "Small models find a far token at eight times the trained length with some schemes, without training on it."
-            if recall
-            else "Hardly any scheme follows such rules on longer rows. Some do not learn them at the trained length."
-        ),
-        "heads": [f"{each.name}, {each.lengths[-1] // each.lengths[0]} times as long" for each in tasks],
-        "rows": [
-            {
-                "label": label(scheme),
-                "schemes": [scheme] if key(scheme) == scheme else [],
-                "figures": [cell(each, scheme) for each in tasks],
-            }
-            for scheme in tasks[0].summary.schemes
-        ],
-        "better": "higher",
-        "source": "posenc",
-        "command": "make study",
-        "doc": "docs/study/tasks.md",
-    }
+    name, kind, shows = FINDING if tasks[0].name in KINDS[0] else RULES
+    return _table(
+        name=name,
+        question="far",
+        title=f"The study, {kind}: puzzles on rows longer than in training",
+        measured=f"{SOLVED}; {tasks[0].seeds} seeds.",
+        shows=shows,
+        heads=[f"{each.name}, {each.lengths[-1] // each.lengths[0]} times as long" for each in tasks],
+        rows={s: [f"{of.solved(s, of.lengths[-1])} of {of.seeds}" for of in tasks] for s in tasks[0].summary.schemes},
+        better="higher",
+        doc="docs/study/tasks.md",
+    )
 
 
-def _table(of: Text, far: bool) -> dict[str, Any]:
+def _of_text(of: Text, far: bool) -> dict[str, Any]:
     """The losses of all schemes from the trained length on, or what far text is worth to each."""
-    shown = rows(of)
     longer = [f"{n:,}" for n in of.summary.lengths(MEASURE) if n > LENGTHS[0]]
     heads = ["far text"] if far else [f"{LENGTHS[0]} (trained)", *longer]
     measured, shows, what = FAR if far else NEAR
     anchor = TITLES[of.name].lower().replace("'", "").replace(" ", "-")
-    return {
-        "name": f"study_{of.name}{'_far' * far}",
-        "question": "far" if far else "length",
-        "title": f"The study, {TITLES[of.name]}: {what}",
-        "measured": (
-            f"{measured}, of decoders of 384 thousand parameters trained 600 steps on 128 bytes; {of.seeds} seeds."
-        ),
-        "shows": shows,
-        "heads": heads,
-        "rows": [
-            {
-                "label": label(each.scheme),
-                "schemes": [each.scheme]
-                if key(each.scheme) == each.scheme
-                else [],  # a schedule is none of the catalog
-                "figures": [each.far] if far else each.cells[-len(heads) :],
-            }
-            for each in shown
-        ],
-        "better": "lower",
-        "source": "posenc",
-        "command": "make study",
-        "doc": f"docs/study/texts.md#{anchor}",
-    }
+    return _table(
+        name=f"study_{of.name}{'_far' * far}",
+        question="far" if far else "length",
+        title=f"The study, {TITLES[of.name]}: {what}",
+        measured=f"{measured}, of {DECODERS}; {of.seeds} seeds.",
+        shows=shows,
+        heads=heads,
+        rows={each.scheme: [each.far] if far else each.cells[-len(heads) :] for each in rows(of)},
+        better="lower",
+        doc=f"docs/study/texts.md#{anchor}",
+    )
+
+
+def _table(*, rows: Mapping[str, list[str]], better: str, doc: str, **words: Any) -> dict[str, Any]:
+    """A table of posenc's own, in the order of its fields."""
+    made = [  # a schedule is none of the catalog
+        {"label": label(scheme), "schemes": [scheme] if key(scheme) == scheme else [], "figures": figures}
+        for scheme, figures in rows.items()
+    ]
+    return {**words, "rows": made, "better": better, "source": "posenc", "command": "make study", "doc": doc}
 
 
 def write(name: str, **known: object) -> None:
