@@ -57,7 +57,7 @@ study: $(VENV)/.lab kernel ## set up, go on with the study of which scheme is be
 pieces: $(VENV)/.lab kernel ## set up, go on with the study of text in which far tokens decide: two hours of a core
 	cd research && ../$(BIN)/python -c "from study import archives, texts; texts.fetch(); archives.unpack()" && { \
 		OMP_NUM_THREADS=1 nice -n 19 ../$(BIN)/python -m posenc compare --config study/pieces.toml --out ../runs/study/pieces; \
-		status=$$?; ../$(BIN)/python -m study.archives && exit $$status; }
+		status=$$?; ../$(BIN)/python -m study.archives && ../$(BIN)/python -m study.pages && exit $$status; }
 
 # Resumed where it was interrupted. FIELD_OPTIONS="--only of_torchtune" runs a part.
 field: $(VENV)/.field kernel ## set up with other libraries, run the checks on them, write research/field/report.md
