@@ -10,7 +10,7 @@ from torch import Tensor
 
 from posenc import T5, ALiBi, Chunk, CoPE, DeBERTa, DynamicNTK, NoPE, Positions, RoPE, Schedule, Sinusoidal, YaRN
 from posenc.distributed import Sharding, sharded
-from posenc.huggingface import adapt, patch, scheme_from_config
+from posenc.huggingface import patch, scheme_from_config
 from tests.distributed.processes import told
 from tests.huggingface.test_attention import built
 from tests.rounding import of_sums
@@ -27,6 +27,11 @@ TEXTS: dict[str, Callable[[], Positions]] = {
 def own(model: Any) -> None:
     """The model's own positions, through posenc's attention."""
     model.set_attn_implementation("posenc")
+
+
+def own_schedule(model: Any) -> None:
+    """The model's own positions, by its schedule."""
+    patch(model, scheme_from_config(model.config).schedule)
 
 
 def put(what: Callable[[], Any]) -> Callable[[Any], None]:
@@ -62,9 +67,9 @@ MODELS: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
     "gemma2": ("gemma2", own, ("plain",)),
     "gpt_oss": ("gpt_oss", own, ("padded",)),  # which does not tell documents apart by itself
     "llama4, scaled": ("llama4", scaled_llama4, ("padded",)),
-    "llama4": ("llama4", lambda model: patch(model, scheme_from_config(model.config).schedule), ("padded",)),
+    "llama4": ("llama4", own_schedule, ("padded",)),
     "gpt2, sinusoidal": ("gpt2", put(lambda: Sinusoidal(48)), ("packed",)),
-    "bloom": ("bloom", adapt, ("padded",)),
+    "bloom": ("bloom", own_schedule, ("padded",)),
     "bert, t5": ("bert", put(lambda: T5(4, 8, 20, **HALVES)), ("plain", "padded")),
     "modernbert, scaled": ("modernbert", put(lambda: YaRN(2.0, 16)), ("padded",)),
     "modernbert, rope": ("modernbert", put(lambda: RoPE(12)), ("plain", "padded")),

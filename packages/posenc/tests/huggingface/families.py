@@ -25,12 +25,12 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 import posenc
 from posenc import T5, Chunk, Inkling, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal, logits
-from posenc.huggingface import ModelPositions, adapt, scheme_from_config
+from posenc.huggingface import ModelPositions, patch, scheme_from_config
 from posenc.huggingface.questions import Asked, is_own, model_class
 from posenc.huggingface.reading import default_keys, reason
 from posenc.huggingface.variants import CosineSinusoidal, Frequencies, OffsetLearned
 from tests.huggingface.configs import ALIKE, FAMILIES, LACKING, OTHERS, SMALLER, TINY
-from tests.huggingface.tiny_models import Scores, compared, compared_by_softmax, config_of, model_of, run
+from tests.huggingface.tiny_models import Scores, compared, compared_by_softmax, config_of, exact_alibi, model_of, run
 
 RECORD = Path(__file__).with_name("families.json")
 PAGE = Path(__file__).parents[4] / "docs" / "huggingface.md"
@@ -105,22 +105,38 @@ def patches(name: str) -> Figures:
 
 
 def outputs(name: str) -> Figures:
-    """The output of the model, whose own attention posenc replaces."""
+    """The output of the model, whose own attention posenc replaces. Of Falcon without its rounding to bfloat16."""
     config = config_of(name)
     torch.manual_seed(0)
     how = "sdpa" if name == "falcon" else "eager"  # which adds Falcon's bias twice
     model = transformers.AutoModel.from_config(config, attn_implementation=how).eval()
-    given = {"input_ids": IDS}
-    if name == "swinv2":
-        given = {"pixel_values": torch.randn(1, 3, config.image_size, config.image_size)}
     for parameter in model.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.3)
-    with torch.no_grad():
-        theirs = model(**given).last_hidden_state
-        with adapt(model):
-            ours = model(**given).last_hidden_state
+    with torch.no_grad(), exact_alibi():
+        theirs = model(IDS).last_hidden_state
+        with patch(model, scheme_from_config(config).schedule):
+            ours = model(IDS).last_hidden_state
     return figures(ours, theirs)
+
+
+def windows(name: str) -> Figures:
+    """The weights of attention within a window of patches, of every layer."""
+    model: Any = transformers.AutoModel.from_config(config_of(name)).eval()
+    blocks = [block for stage in model.encoder.layers for block in stage.blocks]
+    count, worst = 0, 0.0
+    for block, (scheme, _) in zip(blocks, scheme_from_config(model.config).schedule, strict=True):
+        theirs, net = block.attention.self, block.attention.self.continuous_position_bias_mlp
+        nn.init.normal_(net[0].bias)
+        names = {"tau": theirs.logit_scale.flatten(), "inner.weight": net[0].weight, "inner.bias": net[0].bias}
+        scheme.load_state_dict(names | {"outer.weight": net[2].weight})
+        x = torch.randn(1, block.window_size**2, theirs.num_attention_heads * theirs.attention_head_size)
+        heads = (theirs.num_attention_heads, -1)
+        q, k = (each(x).unflatten(-1, heads).transpose(1, 2) for each in (theirs.query, theirs.key))
+        ours = logits(q, k, scheme(Positions.grid(*2 * (block.window_size,)))).softmax(-1)
+        more, off = figures(ours, theirs(x, output_attentions=True)[1])
+        count, worst = count + more, max(worst, off)
+    return count, worst
 
 
 def buckets(name: str) -> Figures:
@@ -202,7 +218,8 @@ def rotated(name: str) -> Figures:
 
 
 HOW: dict[str, Callable[[str], Figures]] = {
-    **dict.fromkeys(("bloom", "falcon", "gptj", "mpt", "swinv2"), outputs),
+    **dict.fromkeys(("bloom", "falcon", "gptj", "mpt"), outputs),
+    "swinv2": windows,
     **dict.fromkeys(("clip_vision_model", "deit", "dinov2", "siglip_vision_model", "vit"), patches),
     **dict.fromkeys(("dinov3_vit", "esm"), rotated),
     **dict.fromkeys(("m2m_100", "nllb-moe", "whisper"), sinusoids),

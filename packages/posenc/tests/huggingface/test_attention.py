@@ -23,11 +23,10 @@ pytest.importorskip("transformers")
 import transformers
 
 import posenc.huggingface as hf
-from posenc.huggingface import adapters
 from posenc.huggingface import attention as module
-from posenc.huggingface.adapters import ADAPTERS, BOUND
+from posenc.huggingface.adapters import ADAPTERS
 from tests.huggingface.configs import ADAPTED, DECODERS, ENCODERS, SMALL
-from tests.huggingface.tiny_models import small_config
+from tests.huggingface.tiny_models import exact_alibi, small_config
 
 transformers.logging.set_verbosity_error()
 GENERATE = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -155,9 +154,9 @@ def in_turn(names: Iterable[str]) -> list[tuple[str, str]]:
 def with_attention(model: Any, name: str, dtype: torch.dtype) -> Any:
     """Falcon's eager attention adds its ALiBi twice, so what is compared with is "sdpa", its default."""
     other = copy.deepcopy(model).to(dtype)
-    if other.config.model_type in ADAPTERS | BOUND:
+    if other.config.model_type in ADAPTERS:
         if name == "posenc":
-            hf.adapt(other)
+            hf.patch(other, hf.scheme_from_config(other.config).schedule)
         return other
     other.set_attn_implementation(name)
     assert other.config.get_text_config()._attn_implementation == name
@@ -184,7 +183,8 @@ def test_a_model_is_as_exact_as_its_eager_attention(name: str, kind: str) -> Non
         pytest.skip("transformers scales queries by their place in the cache, so its padded rows are other rows")
     if kind == "packed" and name in ADAPTED and name != "gptj":
         pytest.skip("the model tells no documents apart")
-    check(built(name), *KINDS[kind])
+    with exact_alibi():
+        check(built(name), *KINDS[kind])
 
 
 def test_t5_with_its_bias_and_cross_attention() -> None:
@@ -307,8 +307,7 @@ def test_dropout_is_applied_in_training_alone() -> None:
 
 
 def test_what_cannot_be_divided_among_processes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (module, adapters):
-        monkeypatch.setattr(place, "EXCHANGES", [object()])
+    monkeypatch.setattr(module, "EXCHANGES", [object()])
     x, of_two = torch.randn(1, 2, 3, 8), nn.Module()
     of_two.config = transformers.T5Config()
     with pytest.raises(ValueError, match=r"is of an encoder-decoder, whose two texts cannot be divided"):
@@ -317,5 +316,3 @@ def test_what_cannot_be_divided_among_processes_says_so(monkeypatch: pytest.Monk
         module.attention(nn.Identity(), x, x, x, None, position_bias=torch.zeros(1, 2, 3, 3))
     with pytest.raises(ValueError, match=r"the mask must be of a known function, made uncompiled, .* got .*<lambda>"):
         module.mask(1, 3, 3, mask_function=lambda *_: True)
-    with pytest.raises(ValueError, match=r"Identity cannot be run while a text is divided among processes"):
-        adapters._attend_bound(nn.Identity(), (x, x, x), None, None, None, None)  # type: ignore[arg-type]

@@ -20,12 +20,13 @@ import transformers
 
 import posenc
 from posenc import Chunk, RoPE, Schedule
-from posenc.huggingface import adapt, bounded_cache, patch, scheme_from_config
+from posenc.huggingface import bounded_cache, patch, patching, scheme_from_config
+from posenc.huggingface.adapters import UNSUPPORTED
 from posenc.huggingface.seams import Patched
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
 from tests.huggingface.configs import ADAPTED, DECODERS, ENCODER
 from tests.huggingface.test_attention import DOCUMENTS, GENERATE, IDS, IMAGE, TERMS, built, moved, output, with_axes
-from tests.huggingface.tiny_models import config_of, small_config
+from tests.huggingface.tiny_models import config_of, exact_alibi, small_config
 from tests.rounding import of_angles, of_sums
 
 ROTATING = [name for name in DECODERS if name != "gpt2"]
@@ -294,7 +295,7 @@ def test_a_model_with_an_attention_of_its_own_is_patched_and_put_back(name: str,
     if isinstance(what, DynamicNTK) and name in ("bloom", "mpt", "falcon alibi"):
         refused(what, model, r"has no rotary frequencies to put a scaling on: layers 0, 1: \w*ALiBi")
         return
-    with adapt(model) if what is None else patch(model, what):
+    with patch(model, scheme_from_config(model.config).schedule if what is None else what):
         inputs = {"attention_mask": IS_TOKEN.long()} | GENERATE
         ids = LONG.masked_fill(~IS_TOKEN, 0)
         out = model.generate(ids, **inputs)
@@ -305,6 +306,36 @@ def test_a_model_with_an_attention_of_its_own_is_patched_and_put_back(name: str,
     assert same(state(model), before)
     assert torch.equal(output(model, input_ids=LONG), plain)
     assert ((changed - plain).abs().max() > 1e-3) == (what is not None)
+
+
+FALCON = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 12, "vocab_size": 48, "alibi": True}
+
+
+def test_falcon_has_its_alibi_once_and_exactly() -> None:
+    """As "sdpa" would if it did not round to bfloat16: at twelve heads, whose slopes are no powers of two, and past
+    place 256, from where on places are rounded too."""
+    ids = torch.randint(3, 48, (2, 300), generator=torch.Generator().manual_seed(0))
+    is_token = torch.arange(300) >= torch.tensor([[0], [45]])
+    torch.manual_seed(0)
+    kind = transformers.FalconForCausalLM
+    model = moved(kind._from_config(transformers.FalconConfig(**FALCON), attn_implementation="sdpa").eval()).double()
+    with exact_alibi():
+        plain = output(model, input_ids=ids, attention_mask=is_token.long())
+    with patch(model, scheme_from_config(model.config).schedule):
+        ours = output(model, input_ids=ids, attention_mask=is_token.long())
+        cache = transformers.DynamicCache(config=model.config)
+        for here in (slice(0, 290), slice(290, 299), slice(299, 300)):
+            mask = is_token[:, : here.stop].long()
+            last = output(model, input_ids=ids[:, here], attention_mask=mask, cache=cache)
+    bound = of_sums(torch.float64, 2 * (4 + 300), plain, score=300)  # biases reach 300 times a slope below 1
+    torch.testing.assert_close(ours[is_token], plain[is_token], rtol=0, atol=bound)
+    torch.testing.assert_close(last[:, -1], ours[:, -1], rtol=0, atol=bound)
+
+
+def test_a_cache_by_a_name_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be forgotten without an error, as if there were none."""
+    monkeypatch.setattr(patching, "CACHES", ("kept",))
+    refused(posenc.NoPE(), built("bloom"), r"^BloomAttention must take its cache as kept, got self, .*layer_past")
 
 
 @pytest.mark.parametrize("scheme", [posenc.NoPE(), posenc.ALiBi(4) + posenc.RoPE(12)], ids=["NoPE", "both"])
@@ -485,11 +516,14 @@ def refused(what: Any, model: Any, words: str) -> None:
 
 
 def test_what_is_no_such_model_is_refused_by_name() -> None:
-    deberta = transformers.DebertaV2Model(transformers.DebertaV2Config(**ENCODER))
-    refused(posenc.NoPE(), deberta, r"DebertaV2Model \(deberta-v2\) cannot be patched: its positions go through")
+    images = {"image_size": 8, "patch_size": 2, "embed_dim": 12, "depths": [1], "num_heads": [2], "window_size": 2}
+    for name, why in UNSUPPORTED.items():
+        model = transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(name, **images if "swin" in name else ENCODER)
+        )
+        for what in (posenc.NoPE(), YaRN(4.0, 16)):
+            refused(what, model, rf"^{type(model).__name__} \({name}\) cannot be patched: {why}$")
     llama = built("llama")
-    with pytest.raises(ValueError, match=r"LlamaForCausalLM \(llama\) is not among bloom, deberta-v2, falcon"):
-        adapt(llama)
     for wrong, came in ((torch.nn.Linear(2, 2), "Linear"), ("llama", "'llama'"), (YaRN(4.0, 16), r"YaRN\(factor=4.0")):
         with pytest.raises(ValueError, match=f"model must be a model of transformers, got {came}"):
             patch(wrong, YaRN(4.0, 16))  # type: ignore[arg-type]

@@ -17,13 +17,12 @@ import transformers
 from torch import Tensor
 
 import posenc
-from posenc.huggingface import adapt, from_pretrained, patch, scheme_from_config
-from posenc.huggingface.adapters import is_adapted
+from posenc.huggingface import from_pretrained, patch, scheme_from_config
+from posenc.huggingface.attention import LAYER_SCHEME
 from posenc.huggingface.attention import mask as mask_of
 from tests.huggingface.configs import ENCODER
 from tests.huggingface.test_attention import IDS, built, output
 from tests.huggingface.test_patching import same, state
-from tests.huggingface.tiny_models import config_of
 from tests.rounding import of_angles
 
 
@@ -187,28 +186,24 @@ def test_another_attention_in_a_patched_model_is_refused(name: str) -> None:
 @pytest.mark.parametrize("family", ["bloom", "gpt2", "llama"])
 def test_a_patched_model_is_pickled(family: str) -> None:
     model = built(family)
-    with adapt(model) if family == "bloom" else patch(model, posenc.ALiBi(4)):
+    with patch(model, posenc.ALiBi(model.config.num_attention_heads)):
         out = output(model, input_ids=IDS)
         for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
             assert torch.equal(output(other, input_ids=IDS), out)
             assert [type(m).__name__ for m in other.modules()] == [type(m).__name__ for m in model.modules()]
 
 
-@pytest.mark.parametrize("family", ["bloom", "swinv2"])
-def test_an_attention_may_have_a_class_that_is_derived_from_its_own(family: str) -> None:
+def test_an_attention_may_have_a_class_that_is_derived_from_its_own() -> None:
     """As fully_shard and parametrizations derive one of a module that is there."""
-    model = transformers.AutoModel.from_config(config_of(family)).eval()
-    inputs = {"pixel_values": torch.ones(1, 3, 32, 32)} if family == "swinv2" else {"input_ids": IDS}
+    model = built("bloom")
     before = state(model)
-    patched = adapt(model) if family == "swinv2" else patch(model, posenc.NoPE())
-    out = output(model, **inputs)
-    layer = next(module for module in model.modules() if is_adapted(module))
+    patched = patch(model, posenc.NoPE())
+    out = output(model, input_ids=IDS)
+    layer = next(module for module in model.modules() if hasattr(module, LAYER_SCHEME))
     kind = type(layer)
     layer.__class__ = type(f"FSDP{kind.__name__}", (kind,), {})
-    other = copy.deepcopy(model)
-    for each in (model, other):
-        assert torch.equal(output(each, **inputs), out)
-        assert sum(map(is_adapted, each.modules())) == sum(map(is_adapted, model.modules()))
+    for each in (model, copy.deepcopy(model)):
+        assert torch.equal(output(each, input_ids=IDS), out)
     layer.__class__ = kind
     patched.undo()
     assert same(state(model), before)
@@ -233,33 +228,22 @@ def made(family: str, attention: str) -> Any:
 
 @pytest.mark.parametrize("family", OWN_ATTENTION)
 def test_a_model_with_an_attention_of_its_own_is_refused_when_it_is_made(family: str) -> None:
-    with pytest.raises(ValueError, match=rf"is not supported by \w+ \({family}\), which has its own attention .*adapt"):
+    with pytest.raises(ValueError, match=rf"is not supported by \w+ \({family}\), which has its own attention"):
         made(family, "posenc")
 
 
-@pytest.mark.parametrize("name", ["bloom", "git", "deberta-v2"])
+@pytest.mark.parametrize("name", ["bloom", "git"])
 def test_a_model_that_would_keep_its_own_attention_is_refused_where_it_is_set(name: str) -> None:
-    if name == "deberta-v2":
-        model: Any = transformers.DebertaV2Model(transformers.DebertaV2Config(**ENCODER))
-    else:
-        model = built(name) if name == "bloom" else made(name, "eager")
+    model = built(name) if name == "bloom" else made(name, "eager")
     before = model.config._attn_implementation
+    advice = r", and patch\(model, .*\.schedule\) runs it through posenc" if name == "bloom" else ""
     for given in ("posenc", {"": "posenc"}):
-        with pytest.raises(
-            ValueError, match=rf"is not supported by \w+ \({name}\), which has its own .*adapt\(model\)"
-        ):
+        with pytest.raises(ValueError, match=rf"by \w+ \({name}\), which has its own .*='eager'{advice}$"):
             model.set_attn_implementation(given)
     assert model.config._attn_implementation == before
-    if name != "git":
-        with adapt(model):
+    if name == "bloom":
+        with patch(model, scheme_from_config(model.config).schedule):
             model.set_attn_implementation("posenc")  # it is
-
-
-def test_adapt_does_not_send_on_to_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(gpt_neo\) is not among bloom, .*: it has its own attention, which cannot"):
-        adapt(made("gpt_neo", "eager"))
-    with pytest.raises(ValueError, match=r"\(llama\) is not among .*: use model.set_attn_implementation\('posenc'\)"):
-        adapt(built("llama"))
 
 
 class Mine(transformers.LlamaForCausalLM):

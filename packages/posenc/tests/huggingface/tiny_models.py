@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -15,8 +16,9 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.falcon import modeling_falcon
 
-from posenc import Chunk, Positions, QueryScale, RoPE, Scheme
+from posenc import ALiBi, Chunk, Positions, QueryScale, RoPE, Scheme
 from posenc.huggingface import ModelPositions
 from posenc.huggingface.questions import asks, is_own
 from posenc.positions.tiles import Visibility, visible
@@ -48,6 +50,17 @@ def model_of(config: Any, kind: Any = None, attention: str = "posenc_watched") -
     config.use_cache = False  # which would have the layers of an encoder
     build = AutoModel.from_config if kind is None else kind._from_config
     return build(config, attn_implementation=attention).double().eval()
+
+
+def exact_alibi() -> Any:
+    """Falcon's ALiBi without its rounding to bfloat16, as a context."""
+
+    def exact(attention_mask: Tensor, num_heads: int, dtype: torch.dtype) -> Tensor:
+        places = (attention_mask.cumsum(-1) - 1) * attention_mask
+        slopes = torch.tensor(ALiBi(num_heads).slopes, dtype=torch.float64)
+        return (slopes[None, :, None] * places[:, None]).reshape(-1, 1, places.size(1)).to(dtype)
+
+    return patch.object(modeling_falcon, "build_alibi_tensor", exact)
 
 
 @dataclass

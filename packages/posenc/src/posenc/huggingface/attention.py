@@ -110,8 +110,7 @@ class Visible(Tensor):
             raise ValueError(
                 "attn_implementation='posenc' gives a boolean mask, and this layer adds it to its scores as numbers, "
                 "True as 1, so it does not use posenc's attention. Give the layer the model's configuration if it has "
-                "a copy of its own, or set attn_implementation='eager'; posenc.huggingface.adapt(model) says whether "
-                "posenc supports a model whose attention implementation cannot be changed"
+                "a copy of its own, or set attn_implementation='eager'"
             )
         return made
 

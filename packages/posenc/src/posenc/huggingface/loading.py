@@ -6,8 +6,8 @@ import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from posenc.huggingface.adapters import is_adapted
-from posenc.huggingface.attention import NAME, attention, mask
+from posenc.huggingface.adapters import ADAPTERS
+from posenc.huggingface.attention import NAME, LayerScheme, attention, mask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,7 +64,7 @@ def register() -> None:
     # For such a model it only logs a warning, and leaves its attention as it is.
     def set_attn_implementation(self: PreTrainedModel, attn_implementation: str | dict[str, Any], **how: Any) -> None:
         named = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
-        if named == NAME and not any(map(is_adapted, self.modules())):
+        if named == NAME and not any(isinstance(module, LayerScheme) for module in self.modules()):
             _check_replaceable(self)
         sets(self, attn_implementation, **how)
 
@@ -85,17 +85,16 @@ def _check_record(model: PreTrainedModel, requested: str | None) -> None:
 
 
 def _check_replaceable(model: PreTrainedModel) -> None:
-    if has_own_attention(model):
-        raise OwnAttentionError(
-            f"attn_implementation={NAME!r} is not supported by {type(model).__name__} ({model.config.model_type}), "
-            "which has its own attention that cannot be replaced: load it with attn_implementation='eager'; "
-            "posenc.huggingface.adapt(model) says whether posenc supports it"
-        )
-
-
-def has_own_attention(model: PreTrainedModel) -> bool:
-    """Whether a model does not use transformers' table of attention functions. For a class outside transformers its
-    base class there decides; without one the answer is False."""
+    """OwnAttentionError for a model that does not use transformers' table of attention functions. For a class outside
+    transformers its base class there decides; without one there is no error."""
     theirs = next((kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models.")), None)
     is_own = theirs is not None and not theirs._can_set_attn_implementation()  # type: ignore[attr-defined]
-    return is_own or model.config.model_type in ADDS_ITS_MASK
+    if not is_own and model.config.model_type not in ADDS_ITS_MASK:
+        return
+    advice = "load it with attn_implementation='eager'"
+    if model.config.model_type in ADAPTERS:
+        advice += ", and patch(model, scheme_from_config(model.config).schedule) runs it through posenc"
+    raise OwnAttentionError(
+        f"attn_implementation={NAME!r} is not supported by {type(model).__name__} ({model.config.model_type}), which "
+        f"has its own attention that cannot be replaced: {advice}"
+    )

@@ -1,5 +1,5 @@
-"""`patch` and `adapt`: replace the positional encoding or the attention of a model of transformers, and
-`from_pretrained`, which loads one that was saved so."""
+"""`patch`, which replaces the positional encoding of a model of transformers, and `from_pretrained`, which loads one
+that was saved so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,10 @@ from torch import Tensor, nn
 
 from posenc.arguments import is_number, shown
 from posenc.encoding.terms import Bias
-from posenc.huggingface.adapters import ADAPTERS, BOUND, CACHES, REPLACED_IN_PLACE, UNSUPPORTED, is_adapted
+from posenc.huggingface.adapters import ADAPTERS, CACHES, UNSUPPORTED
 from posenc.huggingface.attention import LAYER_SCHEME, NAME, ROTARY, WHOLE, LayerScheme
 from posenc.huggingface.config import scheme_from_config
-from posenc.huggingface.loading import MARK, RECORD, has_own_attention, record_of
+from posenc.huggingface.loading import MARK, RECORD, record_of
 from posenc.huggingface.seams import (
     BY_SLOT,
     LOCK,
@@ -40,13 +39,12 @@ from posenc.huggingface.seams import (
     text_config,
     transformer,
 )
-from posenc.huggingface.variants import DividedALiBi, RoundedALiBi
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, check_window
 from posenc.rotary import PairwiseRotary, Rotary
 from posenc.rotation.scaling_parameters import read_scaling
 from posenc.rotation.scalings import Proportional
-from posenc.schedule import Schedule, ranges
+from posenc.schedule import Schedule
 from posenc.scheme import Scheme, bare_parts, is_scheme
 from posenc.schemes.rope import RoPE
 
@@ -75,75 +73,42 @@ def patch(model: nn.Module, what: Any) -> Patched:
     put in, and transformers refuses to load a model that save_pretrained has written so: `from_pretrained` does. A
     scheme's parameters are saved too, once if layers share them. Works inside wrappers such as PEFT's, and on meta.
 
+    BLOOM, MPT, GPT-J and Falcon, which compute their own attention, get posenc's with what is put in:
+    ``patch(model, scheme_from_config(model.config).schedule)`` leaves their positions as they are.
+
     Raises ValueError for a model that is already patched or whose positions are not understood, and for a scheme that
     does not fit the model.
     """
-    with _begun(model) as (patched, base):
-        if (kind := text_config(base).model_type) in REPLACED_IN_PLACE:
-            raise ValueError(
-                f"{named(base)} cannot be patched: {REPLACED_IN_PLACE[kind]}; adapt() runs it through posenc unchanged"
-            )
-        if isinstance(what, Schedule) or is_scheme(what):
-            replace_with_scheme(patched, base, what)
-        elif base.config.is_encoder_decoder and isinstance(what, Mapping) and what and what.keys() <= STACKS:
-            for name, scheme in what.items():
-                patched.changes.append(f"{name}:")
-                replace_with_scheme(patched, getattr(base, f"get_{name}")(), scheme)
-        elif isinstance(what, Mapping) or is_scaling(what):
-            replace_scaling(patched, base, what)
-        else:
-            raise ValueError(
-                f"what must be a scaling, a scheme, a Schedule or {{layer type: scaling}}, got {shown(what)}"
-            )
-        patched.hold(base.config, RECORD, record_of(what))
-        patched.hold(base.config, "attn_implementation", MARK)
-    return patched
-
-
-def adapt(model: nn.Module) -> Patched:
-    """Runs a model that has its own attention code through posenc, with unchanged positions, until ``undo()`` or the
-    end of the ``with`` block.
-
-    - BLOOM, MPT, GPT-J and Falcon: with the positions of their configuration. Falcon's ALiBi is rounded to bfloat16, as
-      in its published code and transformers' "sdpa"; ``patch(model, scheme_from_config(config).schedule)`` is exact.
-    - Swin v2 and DeBERTa-v2: with the layers' own weights, which can still be trained.
-
-    Models that support ``set_attn_implementation("posenc")`` do not need it. Raises ValueError for other models, for
-    configurations that posenc's schemes do not cover, and for ``output_attentions``.
-    """
-    with _begun(model) as (patched, base):
-        if text_config(base).model_type in BOUND:
-            replace_bound_attention(patched, base)
-        elif text_config(base).model_type in ADAPTERS:
-            own = scheme_from_config(text_config(base)).schedule
-            rounded = [(RoundedALiBi(s.num_heads, s.head_dim) if isinstance(s, DividedALiBi) else s, w) for s, w in own]
-            replace_adapted_attention(patched, base, Schedule(rounded))
-        else:
-            advice = "use model.set_attn_implementation('posenc')"
-            if has_own_attention(base):
-                advice = "it has its own attention, which cannot be replaced, so posenc cannot run it"
-            known = ", ".join(sorted(ADAPTERS | BOUND))
-            raise ValueError(f"{named(base)} is not among {known}, whose attention posenc replaces: {advice}")
-    return patched
-
-
-@contextmanager
-def _begun(model: nn.Module) -> Iterator[tuple[Patched, Any]]:
-    """A patch, which is undone if anything of it fails, and the model of transformers."""
     base = transformer(model)
     with LOCK:
         if (kind := text_config(base).model_type) in UNSUPPORTED:
             raise ValueError(f"{named(base)} cannot be patched: {UNSUPPORTED[kind]}")
-        if any(isinstance(m, LayerScheme) or is_adapted(m) or is_patched(m) for m in base.modules()):
+        if any(map(is_patched, base.modules())):
             raise ValueError("model is patched already: undo() that first")
         patched = Patched(model)
         try:
-            yield patched, base
+            _put(patched, base, what)
             _heed_peft(patched, base)
             patched.watch_ids()
+            patched.hold(base.config, RECORD, record_of(what))
+            patched.hold(base.config, "attn_implementation", MARK)
         except BaseException:
             patched.undo()
             raise
+    return patched
+
+
+def _put(patched: Patched, base: Any, what: Any) -> None:
+    if isinstance(what, Schedule) or is_scheme(what):
+        replace_with_scheme(patched, base, what)
+    elif base.config.is_encoder_decoder and isinstance(what, Mapping) and what and what.keys() <= STACKS:
+        for name, scheme in what.items():
+            patched.changes.append(f"{name}:")
+            replace_with_scheme(patched, getattr(base, f"get_{name}")(), scheme)
+    elif isinstance(what, Mapping) or is_scaling(what):
+        replace_scaling(patched, base, what)
+    else:
+        raise ValueError(f"what must be a scaling, a scheme, a Schedule or {{layer type: scaling}}, got {shown(what)}")
 
 
 def _heed_peft(patched: Patched, base: Any) -> None:
@@ -169,7 +134,7 @@ def _heed_peft(patched: Patched, base: Any) -> None:
 # -- schemes ----------------------------------------------------------------------------------------------------------
 
 
-def replace_adapted_attention(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
+def replace_own_attention(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     """Replaces the attention of every layer of a family in `ADAPTERS`."""
     config = text_config(base)
     name, forward = ADAPTERS[config.model_type]
@@ -189,22 +154,9 @@ def replace_adapted_attention(patched: Patched, base: Any, what: Schedule | Sche
     counts = config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False)
     for n, module in enumerate(modules):
         scheme, window = schemes[n]
-        patched.give(module, {"forward": forward})
+        patched.give(module, forward)
         patched.replace(module, LAYER_SCHEME, LayerScheme(scheme, None if window == WHOLE else window, counts=counts))
     patched.changes += ["attention: posenc's instead of the model's own", *in_words(what)]
-
-
-def replace_bound_attention(patched: Patched, base: Any) -> None:
-    """Replaces the attention of every layer of a family in `BOUND`."""
-    scheme_of, classes = BOUND[text_config(base).model_type]
-    said: dict[str, list[int]] = {}
-    attentions = [module for module in base.modules() if type(module).__name__ == next(iter(classes))]
-    for layer, scheme in enumerate(map(scheme_of, attentions)):
-        said.setdefault(repr(scheme), []).append(layer)
-    for module in base.modules():
-        patched.give(module, classes.get(type(module).__name__, {}))
-    patched.changes.append("attention: posenc's instead of the model's own, with the weights of each layer")
-    patched.changes += [f"layer{'s' * (len(which) > 1)} {ranges(which)}: {scheme}" for scheme, which in said.items()]
 
 
 def _by_layer(
@@ -268,7 +220,7 @@ def _check_part(part: Scheme, model: str, layer: Attention, width: int | None) -
 def replace_with_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     """Replaces what a model does by position by a scheme, or by one for each layer with its window."""
     if text_config(base).model_type in ADAPTERS:
-        return replace_adapted_attention(patched, base, what)
+        return replace_own_attention(patched, base, what)
     if base.config.is_encoder_decoder and base.get_encoder() is not base.get_decoder():
         raise ValueError(
             f"what must be {{'encoder': scheme, 'decoder': scheme}}, or one of them, for {named(base)}, which has two "
@@ -383,7 +335,7 @@ def replace_scaling(patched: Patched, base: Any, what: Any) -> None:
             raise ValueError(f"{named(base)} has no layer types, got {shown(what)}: give the scaling alone")
         for rope in turning:
             _scaled(base, rope, what)
-        replace_adapted_attention(patched, base, schedule)
+        replace_own_attention(patched, base, schedule)
         patched.changes.append(f"every rotating layer: {_by(turning[0].scaling)}")
         return
     found = {module: ask_rotary(module) for module in rotaries(base)}

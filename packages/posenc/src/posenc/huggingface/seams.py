@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from posenc.arguments import shown
 from posenc.compat import no_grad
 from posenc.huggingface.asking import _angles, _by_axis, _candidates, _numbers, _ruled, _turning, _window
-from posenc.huggingface.attention import NAME, REFUSED, check_runs
+from posenc.huggingface.attention import NAME, REFUSED, LayerScheme, check_runs
 from posenc.huggingface.loading import OwnAttentionError
 from posenc.huggingface.questions import (
     COUNTED,
@@ -123,14 +123,13 @@ class Patched:
         parent._modules[name] = new.train((old or parent).training)
         self.on_undo(back)
 
-    def give(self, module: nn.Module, methods: Mapping[str, Callable[..., Any]]) -> None:
-        """Gives a module other methods until `undo`, which accelerate's hooks call too."""
+    def give(self, module: nn.Module, function: Callable[..., Any]) -> None:
+        """Gives a module another forward method until `undo`, which accelerate's hooks call too."""
         own = vars(module)
-        for name, function in methods.items():
-            place = "_old_forward" if name == "forward" and "_old_forward" in own else name
-            back = functools.partial(_take_back, module, name, functools.partial(function, module), own.get(place))
-            own[place] = back.args[2]
-            self.on_undo(back)
+        place = "_old_forward" if "_old_forward" in own else "forward"
+        made, was = functools.partial(function, module), own.get(place)
+        own[place] = made
+        self.on_undo(functools.partial(_take_back, module, made, was))
 
     def set(self, module: Any, name: str, value: Any) -> None:
         """Sets an attribute of a module until `undo`."""
@@ -188,13 +187,13 @@ class Patched:
             self.changes.append(f"attention: posenc instead of {was!r}")
 
 
-def _take_back(module: nn.Module, name: str, made: Any, was: Any) -> None:
-    for place in (name, "_old_forward"):  # hooks may have come or gone since
+def _take_back(module: nn.Module, made: Any, was: Any) -> None:
+    for place in ("forward", "_old_forward"):  # hooks may have come or gone since
         if vars(module).get(place) is made:
-            if place == name and was is None:
+            if place == "forward" and was is None:
                 vars(module).pop(place)
             else:
-                vars(module)[place] = was or getattr(type(module), name).__get__(module)
+                vars(module)[place] = was or type(module).forward.__get__(module)
 
 
 def _check_ids(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
@@ -401,8 +400,9 @@ def _empty_table(kind: type) -> Any:
 
 
 def is_patched(module: nn.Module) -> bool:
-    """Whether a seam is on it, or in its place."""
-    return isinstance(module, PosencTable) or any(isinstance(each, Seam) for each in module._forward_hooks.values())
+    """Whether it is what `patch` puts in, or has a seam on it."""
+    put = isinstance(module, LayerScheme | PosencTable)
+    return put or any(isinstance(each, Seam) for each in module._forward_hooks.values())
 
 
 # -- where positions enter --------------------------------------------------------------------------------------------

@@ -51,8 +51,6 @@ class DeBERTa(Scheme):
     buckets follow the authors' code (da_utils.py), everything else that of transformers (deberta_v2).
     """
 
-    terms: tuple[str, ...] = ("c2p", "p2c")  # besides content to content; a subclass may have fewer
-
     def __init__(
         self,
         num_heads: int,
@@ -131,8 +129,8 @@ class DeBERTa(Scheme):
 
     @property
     def scale(self) -> float:
-        """The softmax scale: 1 / sqrt((1 + t) d) with t = 2 terms besides that of contents."""
-        return 1 / math.sqrt((1 + len(self.terms)) * self.head_dim)
+        """The softmax scale: 1 / sqrt(3 d)."""
+        return 1 / math.sqrt(3 * self.head_dim)
 
     def rotation(self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context = WHOLE) -> Rotation:
         """Unchanged queries and keys: only the scale differs."""
