@@ -16,13 +16,14 @@ import transformers
 
 import posenc
 from posenc import NoPE, RoPE, Schedule
-from posenc.huggingface import from_pretrained, patch, questions, scheme_from_config
+from posenc.huggingface import patch, questions, scheme_from_config
 from posenc.huggingface.seams import Seams
 from tests.huggingface.configs import ALIKE, ENCODER, FAMILIES
 from tests.huggingface.families import tiny
 from tests.huggingface.patched_families import PAGE, RECORD, patched, table
 from tests.huggingface.test_attention import IDS, TERMS, moved, output
 from tests.huggingface.test_patching import refused, same, state
+from tests.huggingface.test_saving import loaded
 from tests.huggingface.tiny_models import config_of
 from tests.rounding import of_sums
 from tests.rows import with_more
@@ -150,7 +151,7 @@ def test_a_model_of_two_stacks_is_loaded_again(tmp_path: Any) -> None:
     with patch(model, what):
         out = output(model, **inputs)
         model.save_pretrained(tmp_path)
-    assert torch.equal(output(from_pretrained(tmp_path, what), **inputs), out)
+    assert torch.equal(output(loaded(tmp_path, type(model), what), **inputs), out)
 
 
 def test_one_scheme_for_two_stacks_is_refused() -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posenc.huggingface.caches import bounded_cache as bounded_cache
     from posenc.huggingface.config import scheme_from_config as scheme_from_config
-    from posenc.huggingface.patching import from_pretrained as from_pretrained
     from posenc.huggingface.patching import patch as patch
     from posenc.huggingface.reading import Layer as Layer
     from posenc.huggingface.reading import ModelPositions as ModelPositions
@@ -27,7 +26,6 @@ HOMES = {
     "register": "loading",
     "Patched": "seams",
     "patch": "patching",
-    "from_pretrained": "patching",
     "bounded_cache": "caches",
     "Layer": "reading",
     "ModelPositions": "reading",

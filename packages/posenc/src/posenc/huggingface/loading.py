@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +19,12 @@ themselves: a boolean mask would be misread."""
 RECORD = "posenc_patch"
 """The key of a configuration that says what `patch` has put into the model."""
 
-MARK = "posenc.huggingface.from_pretrained"
-"""The attention implementation of such a configuration, beside `RECORD`. transformers refuses it by this name, also
-where posenc is not imported, and so names what to call."""
-
-
-def record_of(what: Any) -> str:
-    """What `patch` was given, in words: its repr in one line, without addresses."""
-    return " ".join(re.sub(" at 0x[0-9a-f]+", "", repr(what)).split())
+MARK = (
+    f"posenc.huggingface.patch put in what {RECORD} says: load with attn_implementation='sdpa' or 'eager', patch() so "
+    "again, and model.load_state_dict(safetensors.torch.load_file(path), strict=False)"
+)
+"""The attention implementation of such a configuration, beside `RECORD`. transformers refuses it, also where posenc is
+not imported, and so says what to do."""
 
 
 class OwnAttentionError(ValueError):
@@ -55,8 +52,10 @@ def register() -> None:
     ) -> str:
         if requested_attention == NAME:
             _check_replaceable(self)
-        if is_init_check and getattr(self.config, RECORD, None) is not None:
-            _check_record(self, requested_attention)
+        put = getattr(self.config, RECORD, None)
+        if is_init_check and put is not None and requested_attention != MARK:  # which transformers refuses
+            said = f"posenc.huggingface.patch had put {put} into the model of this configuration"
+            warnings.warn(f"{said}, and this one is without it: patch() it so again", stacklevel=2)
         return theirs(self, requested_attention, is_init_check)
 
     sets = PreTrainedModel.set_attn_implementation
@@ -70,18 +69,6 @@ def register() -> None:
 
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation  # type: ignore[method-assign]
     PreTrainedModel.set_attn_implementation = set_attn_implementation  # type: ignore[assignment]
-
-
-def _check_record(model: PreTrainedModel, requested: str | None) -> None:
-    """ValueError for a new model without what its configuration says was put in; only a warning if the caller has
-    chosen an attention implementation."""
-    said = (
-        f"posenc.huggingface.patch had put {getattr(model.config, RECORD)} into the model of this configuration, and "
-        f"this one is without it: {MARK}(path, what) loads the model with it"
-    )
-    if requested == MARK:
-        raise ValueError(f"{said}, and attn_implementation='sdpa' (or another) without it")
-    warnings.warn(said, stacklevel=2)
 
 
 def _check_replaceable(model: PreTrainedModel) -> None:

@@ -1,27 +1,24 @@
-"""`patch`, which replaces the positional encoding of a model of transformers, and `from_pretrained`, which loads one
-that was saved so."""
+"""`patch`: replaces the positional encoding of a model of transformers."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import math
+import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from posenc.arguments import is_number, shown
 from posenc.encoding.terms import Bias
 from posenc.huggingface.adapters import ADAPTERS, CACHES, UNSUPPORTED
 from posenc.huggingface.attention import LAYER_SCHEME, NAME, ROTARY, WHOLE, LayerScheme
 from posenc.huggingface.config import scheme_from_config
-from posenc.huggingface.loading import MARK, RECORD, record_of
+from posenc.huggingface.loading import MARK, RECORD
 from posenc.huggingface.seams import (
     BY_SLOT,
     LOCK,
@@ -70,7 +67,7 @@ def patch(model: nn.Module, what: Any) -> Patched:
 
     Schemes get queries and keys as they reach the model's attention, and must pair channels in the layout that these
     have there (DeepSeek-V3: half). The changes are listed in ``changes`` and printed. The configuration says what was
-    put in, and transformers refuses to load a model that save_pretrained has written so: `from_pretrained` does. A
+    put in, and transformers refuses to load a model that save_pretrained has written so, saying how to load it. A
     scheme's parameters are saved too, once if layers share them. Works inside wrappers such as PEFT's, and on meta.
 
     BLOOM, MPT, GPT-J and Falcon, which compute their own attention, get posenc's with what is put in:
@@ -90,7 +87,8 @@ def patch(model: nn.Module, what: Any) -> Patched:
             _put(patched, base, what)
             _heed_peft(patched, base)
             patched.watch_ids()
-            patched.hold(base.config, RECORD, record_of(what))
+            said = " ".join(re.sub(" at 0x[0-9a-f]+", "", repr(what)).split())  # in one line, without addresses
+            patched.hold(base.config, RECORD, said)
             patched.hold(base.config, "attn_implementation", MARK)
         except BaseException:
             patched.undo()
@@ -441,99 +439,3 @@ def rescale(patched: Patched, module: Any, scaling: Any) -> None:
         said = f"scale of the scores: {new:g} instead of {module.scaling:g}, since mscale_all_dim differs"
         patched.changes += [said] * (said not in patched.changes)
         patched.set(module, "scaling", new)
-
-
-# -- loading a patched model ------------------------------------------------------------------------------------------
-
-HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-"""The options of transformers about where files are."""
-
-
-def from_pretrained(place: str | Path, what: Any, kind: Any = None, **options: Any) -> Any:
-    """Loads a model that ``save_pretrained`` wrote while it was patched, and patches it again.
-
-    ``place`` is a folder or a name on the hub. ``what`` is that of `patch`, as it was then, which is known by its repr
-    and parameters: of a function only the name. ``kind`` is the class of
-    transformers; by default that which was saved. Learned parameters of schemes are loaded too, in the dtype in which
-    they were saved unless ``dtype`` is given. ``options`` are those of transformers' ``from_pretrained``.
-
-    >>> patch(model, YaRN(4.0, 4096))
-    >>> model.save_pretrained("trained")
-    >>> model = posenc.huggingface.from_pretrained("trained", YaRN(4.0, 4096))
-
-    Raises ValueError for a model that was not patched when it was saved, or with something else, and for a scheme whose
-    parameters are not in the files.
-    """
-    import transformers
-
-    hub = {name: options[name] for name in HUB if name in options}
-    trusted = {name: options[name] for name in ("trust_remote_code",) if name in options}
-    config = transformers.AutoConfig.from_pretrained(place, **hub, **trusted)
-    record = getattr(config, RECORD, None)
-    if record is None:
-        raise ValueError(
-            f"the configuration of {str(place)!r} must have {RECORD!r}, as save_pretrained writes it for patched "
-            "models, and has none: load it by transformers' from_pretrained, and patch() it or its part"
-        )
-    if record_of(what) != record:
-        raise ValueError(f"what must be that which was patched into {str(place)!r}, {record}, got {record_of(what)}")
-    delattr(config, RECORD)
-    config._attn_implementation = options.pop("attn_implementation", None)
-    theirs = (getattr(transformers, name, None) for name in config.architectures or ())
-    kind = kind or next((each for each in theirs if each is not None), None)
-    if kind is None:
-        raise ValueError(
-            f"kind must be given for {str(place)!r}, a class of transformers or its subclass, since its configuration "
-            f"names none that transformers has, got architectures {config.architectures}"
-        )
-    expected = [*(kind._keys_to_ignore_on_load_unexpected or ()), r"\.scheme\."]
-    with mock.patch.object(kind, "_keys_to_ignore_on_load_unexpected", expected):
-        loaded = kind.from_pretrained(place, config=config, **options)
-    model = loaded[0] if isinstance(loaded, tuple) else loaded  # with output_loading_info
-    patch(model, what)
-    _load(model, place, hub, options.get("dtype", options.get("torch_dtype")))
-    return loaded
-
-
-@torch.no_grad()
-def _load(model: nn.Module, place: Any, hub: dict[str, Any], dtype: Any) -> None:
-    """Loads the parameters of the schemes that were put in. Raises ValueError, naming one, if the files lack any, or
-    have others."""
-    every = dict(model.named_parameters(remove_duplicate=False))
-    devices = {name: p.device for name, p in every.items() if ".scheme." not in name and not p.is_meta}
-    named = {name: parameter for name, parameter in every.items() if ".scheme." in name}
-    left = {id(parameter): name for name, parameter in reversed(named.items())}
-    for key, tensor in _tensors(place, hub):
-        own = {n: p for n, p in named.items() if f".{key}".endswith(f".{n}") or f".{n}".endswith(f".{key}")}
-        shapes = {tuple(parameter.shape) for parameter in own.values()}
-        if shapes != {tuple(tensor.shape)}:
-            must = f"be of shape {min(shapes)}" if shapes else "not be there"
-            raise ValueError(f"{key} of {str(place)!r} must {must} by what, got {tuple(tensor.shape)}")
-        for name, parameter in own.items():
-            layer = name.partition(".scheme.")[0].rpartition(".")[0]  # layers may be on several devices
-            nearest = [device for other, device in devices.items() if other.startswith(f"{layer}.")]
-            device = next(iter((*nearest, *devices.values())), None)
-            parameter.data = tensor.to(device, dtype if isinstance(dtype, torch.dtype) else tensor.dtype)
-            left.pop(id(parameter), None)
-    if left:
-        raise ValueError(f"{str(place)!r} must have the parameters of the schemes, and lacks {min(left.values())}")
-
-
-def _tensors(place: Any, hub: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of schemes in the files of a model."""
-    from safetensors import safe_open
-    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
-    from transformers.utils.hub import cached_file
-
-    def find(name: str) -> Any:
-        return cached_file(place, name, _raise_exceptions_for_missing_entries=False, **hub)
-
-    files = {SAFE_WEIGHTS_NAME}
-    if (index := find(SAFE_WEIGHTS_INDEX_NAME)) is not None:
-        files_of = json.loads(Path(index).read_text(encoding="utf-8"))["weight_map"]
-        files = {file for key, file in files_of.items() if ".scheme." in key}
-    for path in map(find, sorted(files)):
-        if path is None:  # saved under another name, which matters where something was learned
-            continue
-        with safe_open(path, framework="pt") as file:
-            yield from ((key, file.get_tensor(key)) for key in file.keys() if ".scheme." in key)  # noqa: SIM118
