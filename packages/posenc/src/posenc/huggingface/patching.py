@@ -97,6 +97,7 @@ def patch(model: nn.Module, what: Any) -> Patched:
 
 
 def _put(patched: Patched, base: Any, what: Any) -> None:
+    """Puts a scheme or a scaling into a model. ValueError for what is neither."""
     if isinstance(what, Schedule) or is_scheme(what):
         replace_with_scheme(patched, base, what)
     elif base.config.is_encoder_decoder and isinstance(what, Mapping) and what and what.keys() <= STACKS:
