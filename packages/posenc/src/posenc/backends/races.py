@@ -169,7 +169,8 @@ _is_ahead_everywhere._dynamo_marked_constant = True  # type: ignore[attr-defined
 
 
 def nearest(race: Race, tokens: float) -> Lap:
-    """The lap of the nearest length, by ratio."""
+    """The lap of the nearest length, by ratio. Texts longer than all have the last one: who is ahead there is so by the
+    work of a pair, no longer by what a call costs at any length."""
     return min(race, key=lambda lap: abs(math.log(lap.tokens / max(tokens, 1))))
 
 

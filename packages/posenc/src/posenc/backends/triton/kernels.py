@@ -1080,9 +1080,8 @@ def backward_queries(
         acc_x = s_low[:, None] * entry(lines.vectors, 0, W.E, W.BLOCK_E)[None, :]
         acc_x += s_high[:, None] * entry(lines.vectors, vectors_entries - 1, W.E, W.BLOCK_E)[None, :]
         if terms.meeting is None:
-            acc = (
-                acc[0] + acc_x * heads.scale,
-            )  # the same width, since the query itself is multiplied with the vectors
+            # The same width, since the query itself is multiplied with the vectors.
+            acc = (acc[0] + acc_x * heads.scale,)
         elif gradients.meeting is not None:
             put_rows(gradients.meeting + row * queries * W.E, i0, mine, acc_x, W.E, M, W.BLOCK_E)
     put_parts(gradients.query + row * queries * W.D, i0, mine, acc, 1.0, W.D, M, W.BLOCK_D, W.MORE_D)
