@@ -264,11 +264,11 @@ class Kernels:
                 arguments["B"], options = sizes.square, squares_of(name, self.shapes, self.channels)
             else:
                 arguments["HAS_RIGHT"] = self._has_right(tasks)
-                # Lookups in tables would be loaded ahead too, a number for each pair.
-                looks_up = self.entries["bias_entries"] > 1 or "factor" in self.shapes
-                # But unless the near loop of wide heads loads ahead, their far loop takes three times the instructions.
-                looks_up = looks_up and (name != "forward" or not 64 < self.channels <= 128)
-                arguments["NEAR_STAGES"] = 1 if looks_up or (side and self.channels <= 64) else sizes.stages
+                # Lookups in tables would be loaded ahead too, a number for each pair. But unless the near loop of wide
+                # heads loads one block ahead, their far loop spills, and takes up to three times the instructions.
+                looks_up, is_wide = self.entries["bias_entries"] > 1 or "factor" in self.shapes, self.channels > 64
+                ahead = min(sizes.stages, 2 if is_wide and self.channels <= 128 else 1)
+                arguments["NEAR_STAGES"] = ahead if looks_up else sizes.stages if is_wide or not side else 1
                 if sizes.registers and not side:
                     options["maxnreg"] = sizes.registers
             arguments["blocks"] = 0 if counted is None else counted.size(2)
