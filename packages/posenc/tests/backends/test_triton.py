@@ -222,6 +222,10 @@ WIDTHS = [  # scheme, tokens, heads, heads of the keys, head_dim, value_dim: blo
     ("shaw", 65, 1, 1, 72, 72),
     ("nope", 130, 2, 1, 80, 80),
     ("alibi bidirectional", 130, 2, 1, 96, 64),
+    ("alibi", 65, 4, 2, 96, 96),
+    ("t5", 130, 2, 1, 81, 96),
+    ("distance_aware", 65, 2, 1, 88, 96),
+    ("alibi", 9, 4, 2, 96, 88),
     ("alibi", 65, 2, 2, 192, 136),
     ("t5 bidirectional", 65, 2, 1, 72, 33),
 ]

@@ -65,8 +65,8 @@ NARROW = (Blocks(64, 64, 64, 4, 3, 168), Blocks(64, 32, 32, 4, 2), Blocks(32, 16
 WIDE = (Blocks(128, 64, 64, 8, 3), Blocks(128, 64, 64, 8, 2), *NARROW[1:])
 WIDE_FORWARD = (Blocks(64, 64, 64, 4, 3), *WIDE)
 WIDEST = 256  # the maximum number of channels, which must fit into shared memory with a block of scores
-# The most channels of a second part, in place of padding to so many: 64 + 32 take more instructions than 128.
-SECOND = {128: 16, 256: 64}
+# The most channels of a second part, in place of padding to so many.
+SECOND = {128: 32, 256: 64}
 
 
 def sizes_of(width: int, is_forward: bool) -> tuple[Blocks, ...]:
