@@ -40,6 +40,7 @@ GRID = 65_535  # the maximum of the second and third dimension of a grid on CUDA
 SMALLEST = 16  # the minimum size of tl.dot
 OLDEST = (3, 5)  # whose kernels take structures; that of torch 2.9
 WINDOWED = ("vectors", "values")  # tables whose near pairs have kernels of their own
+MORE = ("factor", "query_clock")  # terms that take more registers than a bias
 
 Tensors: TypeAlias = dict[str, Any]  # by name, or None
 Preparation: TypeAlias = tuple[tuple[int, ...], Tensors, dict[str, Any]]  # the grid, arguments and options of a launch
@@ -264,10 +265,11 @@ class Kernels:
                 arguments["B"], options = sizes.square, squares_of(name, self.shapes, self.channels)
             else:
                 arguments["HAS_RIGHT"] = self._has_right(tasks)
-                # Lookups in tables would be loaded ahead too, a number for each pair. But unless the near loop of wide
-                # heads loads one block ahead, their far loop spills, and takes up to three times the instructions.
+                # Lookups in tables are loaded ahead too, a number for each pair: one block, or far loops take up
+                # to three times the instructions. For gradients of narrow heads with more than a bias, registers lack.
                 looks_up, is_wide = self.entries["bias_entries"] > 1 or "factor" in self.shapes, self.channels > 64
-                ahead = min(sizes.stages, 2 if is_wide and self.channels <= 128 else 1)
+                is_scarce = not is_wide and name != "forward" and not self.shapes.keys().isdisjoint(MORE)
+                ahead = 1 if is_scarce or self.channels > 128 else min(sizes.stages, 2)
                 arguments["NEAR_STAGES"] = ahead if looks_up else sizes.stages if is_wide or not side else 1
                 if sizes.registers and not side:
                     options["maxnreg"] = sizes.registers
