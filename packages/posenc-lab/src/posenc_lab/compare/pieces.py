@@ -104,7 +104,7 @@ class Pieces(Text):
 
     def load(self, config: CompareConfig) -> Loaded:
         (corpus, windows, notice), natural, piece = self.split(config), _natural(config), _piece(config.train_length)
-        pieces = _tests(windows, natural.validation if natural else None, piece)
+        pieces = sources(windows, natural.validation if natural else None, piece)
         lengths, trained = config.test_lengths, config.train_length
         match = cache(lambda device: Sourced(Matching(), windows, pieces, None, lengths, trained, device))
 
@@ -161,7 +161,7 @@ def _pairs(text: data.Text, pairs: data.Text | None, piece: int, rng: np.random.
     return pairs.draw(rng, count, PAIR, PAIR).reshape(count, 2, PIECE).swapaxes(0, 1)
 
 
-def _tests(windows: Bytes, pairs: data.Text | None, piece: int) -> Bytes:
+def sources(windows: Bytes, pairs: data.Text | None, piece: int) -> Bytes:
     """A source, its bytes in random order, and a copy for each window (3, rows, piece), of the other windows or of
     pairs. A copy has a quarter as many different bytes as it is long, and no half of it stands in the window.
     ValueError where none is found."""

@@ -1,0 +1,176 @@
+"""Larger models: side by side as alone, stopped as not stopped, and a page that says what its records hold."""
+
+import copy
+import itertools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from posenc_lab.compare import train
+from posenc_lab.compare.config import CompareConfig
+from posenc_lab.kit.processes import Stop
+from posenc_lab.kit.records import read
+from study import sizes, sizes_page
+from study.fleet import Fleet, optimizer_for
+from study.rows import Rows, pack
+from study.sizes import PORTIONS, TOY, USUAL, Portion, Training, Unfinished
+
+SCHEMES = (*USUAL, "stick_breaking")
+TINY = sizes.Scale({"3m": 2}, 8, 48, (48, 96), 8, 8, 0.004)
+
+
+def test_models_side_by_side_are_as_separate_ones() -> None:
+    """Losses and gradients are those of decoders, and after steps with bounded gradients so are losses; a weight that
+    is not a number spoils its own model alone."""
+    models = [TOY.model(scheme, "3m", seed).double() for seed, scheme in enumerate((*SCHEMES, "nope"))]
+    with torch.no_grad():
+        models[-1].head.weight[0, 0] = math.nan
+    config = CompareConfig(learning_rate=0.01, clip=0.5)
+    alone, parts = [copy.deepcopy(model) for model in models], torch.randint(256, (4, 3, 42))
+    optimizers = [train.optimizer_for(model, config) for model in alone]
+    fleet = Fleet(models).double()
+    optimizer = optimizer_for(fleet, 0.01)
+    for step, rows in enumerate(parts):
+        losses = fleet.losses(rows)
+        optimizer.zero_grad()
+        losses.sum().backward()
+        for n, (scheme, model) in enumerate(zip(SCHEMES, alone, strict=False)):
+            loss = train.loss_of(model, rows)
+            torch.testing.assert_close(losses[n].double(), loss.double(), rtol=1e-6, atol=0, msg=scheme)  # of float32
+            model.zero_grad()
+            loss.backward()
+            shared = dict(fleet.decoder.named_parameters())
+            own = dict(fleet.positions[n].named_parameters(prefix="trunk.position"))
+            for name, p in model.named_parameters() if step == 0 else ():
+                found = own[name].grad if name in own else shared[name].grad[n].view_as(p)
+                torch.testing.assert_close(found, p.grad, rtol=1e-5, atol=1e-7, msg=f"{scheme}, {name}")
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            for group in optimizers[n].param_groups:
+                group["lr"] = group["highest"]
+            optimizers[n].step()
+        fleet.clip(0.5)
+        for group in optimizer.param_groups:
+            group["lr"] = group["highest"]
+        optimizer.step()
+    assert fleet.losses(rows).isfinite().tolist() == [*[True] * len(SCHEMES), False]
+    assert fleet.member(0).head.weight.data_ptr() == models[0].head.weight.data_ptr()
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Rows:
+    for n in range(12):
+        (tmp_path / f"{n}.txt").write_text("".join(f"{n * m} is {n} times {m}; " for m in range(300)))
+    pack(tmp_path / "text.npz", [f"{tmp_path}/*.txt"], "sums", TINY.trained, TINY.lengths[-1], TINY.windows)
+    return Rows(tmp_path / "text.npz", torch.device("cpu"))
+
+
+def measured(out: Path) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in record.items() if name not in ("time", "seconds")}
+        for folder in sorted(out.glob("3m-*"))
+        for record in read(folder)
+    ]
+
+
+def test_a_portion_that_is_stopped_loses_nothing(text: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped after every twentieth step and every fourth test, it has the records of one that was not; a scheme that
+    fails is named, and the others go on."""
+    of = Training("3m", 20, 1, ("rope", "t5", "fox", "pope"))
+    broken = sizes.Scale.model
+
+    def model(self: sizes.Scale, scheme: str, size: str, seed: int) -> Any:
+        if scheme == "pope":
+            raise RuntimeError("no kernel")
+        return broken(self, scheme, size, seed)
+
+    monkeypatch.setattr(sizes.Scale, "model", model)
+    with Stop() as stop:
+        Portion(tmp_path / "whole", text, TINY, math.inf, stop).run(of)
+        count = itertools.count(1)
+        monkeypatch.setattr(Portion, "over", property(lambda self: next(count) % 20 == 0))
+        for stops in itertools.count():
+            try:
+                Portion(tmp_path / "parts", text, TINY, math.inf, stop).run(of)
+                break
+            except Unfinished:
+                assert stops < 20
+    assert stops >= 2
+    whole, parts = measured(tmp_path / "whole"), measured(tmp_path / "parts")
+    assert [r["why"] for r in whole if r["kind"] == "failed"] == ["RuntimeError: no kernel"]
+    assert {r["scheme"] for r in whole if r["kind"] == "training"} == {"rope", "t5", "fox"}
+    assert whole == parts
+    assert not list((tmp_path / "parts" / "checkpoints").iterdir())
+
+
+def test_portions_begin_with_what_tells_most() -> None:
+    """The first has every usual scheme and the fit; each fits into ten minutes with two to start and test."""
+    first, second, _ = PORTIONS
+    assert first[0] == Training("3m", 20, 0, USUAL)
+    assert len({(of.size, of.ratio) for of in first if "rope" in of.schemes}) == 7
+    assert {of.seed for of in (*first, *second) if of.size == "3m" and of.schemes == USUAL} == {0, 1, 2}
+    told = sizes.costs(sizes.Scale()).splitlines()
+    assert [line for line in told if line.startswith("portion")][:2] == [
+        "portion 1: 410 s of training",
+        "portion 2: 537 s of training",
+    ]
+
+
+PLANTED = sizes_page.Fit(0.8, (0.3, 0.4), (0.15, 0.5))
+
+
+def planted(speed_up: float, worth: float = 1.0) -> list[dict[str, Any]]:
+    """Records of RoPE as planted, and of ALiBi, for which every token is worth so many."""
+    made: list[dict[str, Any]] = []
+    scale = sizes.Scale()
+    for of in itertools.chain(*PORTIONS[:2]):
+        its = scale.settings(of)
+        shared = {"plan": "old", "text": {"about": "text", "notice": "none"}, "scale": vars(scale)}
+        shared |= {"machine": {"device": "a GPU"}, "versions": {"torch": "2"}, "size": of.size, "ratio": of.ratio}
+        for scheme in {"rope", "alibi"} & {*of.schemes}:
+            loss = PLANTED.loss(its["parameters"], its["tokens"] * (speed_up if scheme == "alibi" else 1))
+            loss += 0.002 * of.seed
+            for kind, length in itertools.product(sizes.KINDS, scale.lengths):
+                bits = {"sliding": loss, "far": 1.0 if length < 4000 else 0.3}.get(kind, 0.05)
+                told = {"right": 0.5} if kind == "retrieval" else {"bits": [bits - 0.01, bits + 0.01]}
+                record = {"kind": kind, "scheme": scheme, "seed": of.seed, "length": length}
+                made.append({**record, **told, **its, **shared})
+        made.append(
+            {"kind": "match", "scheme": "match", "seed": of.seed, "length": 512, "bits": [worth], **its, **shared}
+        )
+    return made
+
+
+def test_a_fit_recovers_what_was_planted() -> None:
+    found = sizes_page.found(planted(1.6, 7.0))
+    assert found.fit is not None
+    numbers = (found.fit.floor, *found.fit.of_size, *found.fit.of_tokens)
+    assert numbers == pytest.approx((0.8, 0.3, 0.4, 0.15, 0.5), rel=0.1)
+    rows = {row.scheme: row for row in found.rows["3m"]}
+    assert [*rows] == ["alibi", "rope"]
+    assert rows["alibi"].speed_ups == pytest.approx([1.6] * 3, rel=0.02)
+    assert (rows["alibi"].verdict, rows["rope"].verdict, rows["rope"].speed_up) == ("worth more", "", "1.00")
+    assert rows["rope"].carries(found.lengths, found.trained) == "2,048"
+    assert PLANTED.speed_up(1e8, 0.5, 1.0) == math.inf
+    assert sizes_page.fit(found.points[:5]) is None
+
+
+def test_the_page_says_what_its_records_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "study").mkdir()
+    (tmp_path / "images").mkdir()
+    page = tmp_path / "study" / "sizes.md"
+    sizes_page.write(tmp_path, tmp_path)
+    assert "**Nothing of it has been run yet**" in page.read_text()
+    assert "### The fit" in page.read_text()
+    (tmp_path / "sizes" / "3m-20").mkdir(parents=True)
+    monkeypatch.setattr(sizes_page, "read", lambda folder: planted(1.6, 2.0) if folder.name == "3m-20" else [])
+    sizes_page.write(tmp_path, tmp_path)
+    text = page.read_text()
+    assert "| ALiBi | 3 | " in text
+    assert re.search(r"\| 1\.[56]\d \| worth more \|", text)
+    assert "gains 2.0 bits at least, too little: **nothing is said of far text**" in text
+    assert "**Of another plan**" in text
+    assert (tmp_path / "images" / "study-sizes-dark.png").stat().st_size > 10_000
