@@ -16,6 +16,7 @@ from posenc_lab.compare import data
 from posenc_lab.compare.pieces import Sourced, sources
 from posenc_lab.compare.text import fresh
 
+PACKED = Path("build/study/sizes.npz")
 PACKAGES = ("torch", "sympy", "scipy", "numpy", "matplotlib", "networkx")  # of this environment, beside texts.txt
 LINES, DIGITS = 4, 8  # lines to retrieve from in a row; letters of a name, and digits of a number
 LEAST = 8  # rows of a batch, and test windows
@@ -64,7 +65,7 @@ class Rows:
         return rows.to(self.device, non_blocking=True).long()
 
 
-class Tests(Sourced):
+class Evaluation(Sourced):
     """The tests of `posenc_lab.compare.pieces`, in bfloat16, and retrieval: a row has lines ``name = number``, the one
     asked for at its beginning and the others evenly spread, and ends with that line again. ``right`` is the share of
     rows of which every digit is the most probable next byte, and ``digits`` that of digits."""

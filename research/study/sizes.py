@@ -30,11 +30,10 @@ from posenc_lab.kit.machine import machine, versions
 from posenc_lab.kit.processes import Stop
 from posenc_lab.kit.records import Records
 from study.fleet import Fleet, optimizer_for
-from study.rows import LEAST, Rows, Tests, installed, pack
+from study.rows import LEAST, PACKED, Evaluation, Rows, installed, pack
 
 PLAN = Path(__file__).with_name("sizes.md")
 RUNS = Path(__file__).parents[2] / "runs"
-PACKED = Path("build/study/sizes.npz")
 PEAK = 989e12  # operations a second of an H100 in bfloat16
 USED = {"1m": 0.08, "3m": 0.12, "10m": 0.2, "30m": 0.25}  # of the peak: assumed before anything was measured
 SLOWER = {"stick_breaking": 4.0}  # without a kernel
@@ -173,7 +172,7 @@ class Portion:
             if any(record["fingerprint"] != identity for record in records):
                 raise ValueError(f"{folder} must be of this plan, text and scale, got records of another: give --out")
 
-            def measure(tests: Tests, scheme: str, kind: str, length: int, as_kind: str) -> None:
+            def measure(tests: Evaluation, scheme: str, kind: str, length: int, as_kind: str) -> None:
                 if self.over:
                     raise Unfinished
                 told = {"kind": as_kind, "scheme": scheme, "seed": of.seed, "length": length}
@@ -214,9 +213,9 @@ class Portion:
                     measure(tests, scheme, kind, length, kind)
             checkpoint.unlink(missing_ok=True)
 
-    def tests(self, model: nn.Module) -> Tests:
+    def tests(self, model: nn.Module) -> Evaluation:
         its, scale = self.text, self.scale
-        made = Tests(model, its.windows, its.pieces, None, scale.lengths, scale.trained, self.device)
+        made = Evaluation(model, its.windows, its.pieces, None, scale.lengths, scale.trained, self.device)
         made.AT_ONCE *= 16 if self.device.type == "cuda" else 1
         return made
 

@@ -192,9 +192,13 @@ def picture(of: Found, dark: bool = False) -> Figure:
         figure = Figure(figsize=(10, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2)
         sizes = [size for size in of.parameters if size in of.rows]
-        for n, scheme in enumerate(dict.fromkeys(row.scheme for size in sizes for row in of.rows[size])):
+        for n, scheme in enumerate(sorted({row.scheme for size in sizes for row in of.rows[size]})):
             colour = style.theme(dark).palette[n % len(style.LIGHT)]
-            how: dict[str, Any] = {"color": colour, "marker": "osD^vph"[n % 7], "linestyle": ("-", "--")[n // 7 % 2]}
+            how: dict[str, Any] = {
+                "color": colour,
+                "marker": "osD^vph<>PX"[n % 11],
+                "linestyle": ("-", "--")[n // 7 % 2],
+            }
             own = {size: row for size in sizes for row in of.rows[size] if row.scheme == scheme}
             worth = [(of.parameters[size] / 1e6, row.worth) for size, row in own.items()]
             points = [(size, value) for size, value in worth if value and math.isfinite(value)]

@@ -1,10 +1,11 @@
-"""Larger models: side by side as alone, stopped as not stopped, and a page that says what its records hold."""
+"""Larger models: side by side as alone, stopped as not stopped, and a page that says what its records hold; DroPE."""
 
 import copy
 import itertools
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ import torch
 
 from posenc_lab.compare import train
 from posenc_lab.compare.config import CompareConfig
+from posenc_lab.compare.pieces import Matching
 from posenc_lab.kit.processes import Stop
 from posenc_lab.kit.records import read
-from study import sizes, sizes_page
+from study import drope, sizes, sizes_page
 from study.fleet import Fleet, optimizer_for
-from study.rows import Rows, pack
+from study.rows import Evaluation, Rows, pack
 from study.sizes import PORTIONS, TOY, USUAL, Portion, Training, Unfinished
+from tests.extend.tiny_checkpoint import checkpoint
 
 SCHEMES = (*USUAL, "stick_breaking")
 TINY = sizes.Scale({"3m": 2}, 8, 48, (48, 96), 8, 8, 0.004)
@@ -174,3 +177,50 @@ def test_the_page_says_what_its_records_hold(tmp_path: Path, monkeypatch: pytest
     assert "gains 2.0 bits at least, too little: **nothing is said of far text**" in text
     assert "**Of another plan**" in text
     assert (tmp_path / "images" / "study-sizes-dark.png").stat().st_size > 10_000
+
+
+def test_what_matches_by_construction_retrieves(text: Rows, tmp_path: Path) -> None:
+    """In rows long enough that lines do not overlap, and so does DroPE's pass key."""
+    windows = torch.randint(97, 123, (6, 257)).numpy().astype("uint8")
+    tests = Evaluation(Matching(), windows, text.pieces[:, :6], None, (256,), 48)
+    assert tests.measure("retrieval", 256) == {"length": 256, "right": 1.0, "digits": 1.0}
+
+
+class Copying(Matching):
+    """Takes and gives what a model of transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool, logits_to_keep: int) -> Any:  # type: ignore[override]
+        return SimpleNamespace(logits=super().forward(input_ids)[:, -logits_to_keep:])
+
+
+def test_drope_trains_a_random_llama(text: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two parts as in one; and from the command to the page."""
+    transformers = pytest.importorskip("transformers")
+    folder = checkpoint(tmp_path / "model", max_position_embeddings=128)
+    words = lambda said, **_: {"input_ids": [*said.encode()]}  # noqa: E731
+    found = drope.retrieval(Copying(), words, torch.randint(97, 123, (900,)), 512, 5)
+    assert found == {"right": 1.0, "digits": 1.0}
+    with pytest.raises(ValueError, match="length must leave room for a key, and be of 900 tokens at most, got 64"):
+        drope.retrieval(Copying(), words, torch.zeros(900, dtype=torch.int32), 64, 1)
+    tokens, weights = torch.randint(256, (900,), dtype=torch.int32), []
+    for name, parts in (("whole", (6,)), ("parts", (2, 4))):
+        for part in parts:
+            model = transformers.LlamaForCausalLM.from_pretrained(folder)
+            monkeypatch.setattr(drope, "time", SimpleNamespace(monotonic=itertools.count().__next__))
+            drope.train(model, tokens, 32, 100.0, part - 0.5, tmp_path / name, SimpleNamespace(asked=False), "")
+        weights.append(model.state_dict())
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
+    monkeypatch.undo()
+    out = tmp_path / "drope"
+    given = [str(folder), "--text", str(tmp_path / "text.npz"), "--out", str(out), "--rows", "2", "--total", "0.01"]
+    assert drope.main(given) == 0
+    assert [(r["scheme"], r["length"]) for r in read(out)] == [
+        (scheme, length) for scheme in ("RoPE", "YaRN", "DroPE", "DroPE") for length in (128, 256, 512)
+    ]
+    (tmp_path / "study").mkdir()
+    sizes_page.write(tmp_path, tmp_path)
+    assert "| YaRN | 0 | 512 tokens | 0 % | " in (tmp_path / "study" / "sizes.md").read_text()
