@@ -22,7 +22,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	huggingface_hub regex httpx2 httpcore2 tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore smollm2 bench study pieces field docs pictures test check check-mutants check-scale check-triton \
+.PHONY: help demo explore smollm2 bench study pieces sizes field docs pictures test check check-mutants check-scale check-triton \
 	check-compilers check-oldest survey gpu hub kernel wheel lint clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
@@ -52,7 +52,7 @@ bench: $(VENV)/.peers kernel ## set up with other libraries, time posenc beside 
 # Hours; it goes on where it was stopped, with the records that are here. STUDY="--processes 1" leaves a core alone.
 study: $(VENV)/.lab kernel ## set up, go on with the study of which scheme is best, write docs/study from its records
 	cd research && ../$(BIN)/python -m study.run $(STUDY); status=$$?; ../$(BIN)/python -m study.pages && \
-		../$(BIN)/python ../docs/tables.py && exit $$status
+		../$(BIN)/python -m study.sizes_page && ../$(BIN)/python ../docs/tables.py && exit $$status
 
 pieces: $(VENV)/.lab kernel ## set up, go on with the study of text in which far tokens decide: two hours of a core
 	cd research && ../$(BIN)/python -c "from study import archives, texts; texts.fetch(); archives.unpack()" && { \
@@ -140,6 +140,12 @@ survey: $(VENV)/.triton kernel ## set up, run more cases like those of CI, and l
 # GPU=--quick takes less; GPU=--dry-run needs no GPU.
 gpu: ## with PYTHON and nothing set up, test and time the kernels on a CUDA device, write runs/gpu
 	@PYTHONPATH=$(LIBRARY)/src:packages/posenc-lab/src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) research/benchmarks/gpu/run.py $(GPU)
+
+# Ten minutes a portion, resumed where it was stopped. SIZES=--pack, once and where the packages are, packs its text;
+# SIZES="--portion 2" goes on, SIZES="--toy --portion 2" needs no GPU, SIZES=--list says what each training costs.
+sizes: ## with PYTHON and nothing set up, train schemes at several sizes on a CUDA device, write runs/study/sizes
+	@cd research && PYTHONPATH=../$(LIBRARY)/src:../packages/posenc-lab/src$${PYTHONPATH:+:$$PYTHONPATH} \
+		$(if $(findstring /,$(PYTHON)),$(abspath $(PYTHON)),$(PYTHON)) -m study.sizes $(SIZES)
 
 # The same libraries that an editable install builds; does nothing where they are up to date.
 kernel:

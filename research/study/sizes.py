@@ -72,11 +72,11 @@ PORTIONS = (
     ),
     (
         Training("3m", 20, 1, USUAL),
-        Training("10m", 20, 0, ("nope", "fox")),
+        Training("10m", 20, 0, ("fox",)),
         Training("3m", 20, 2, USUAL),
         *(Training(size, 20, 0, ("stick_breaking",)) for size in ("1m", "3m")),
     ),
-    (Training("30m", 20, 0, (ROPE, "windows")),),  # more than ten minutes
+    tuple(Training("30m", 20, 0, (scheme,)) for scheme in (ROPE, "windows")),  # each more than ten minutes
 )
 
 
