@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -60,27 +61,23 @@ class Fit:
 
 def fit(points: Sequence[tuple[float, float, float]]) -> Fit | None:
     """By least squares of the logarithm of the loss over points (parameters, tokens, loss), from several beginnings;
-    None for too few of them, and where one is missed."""
+    None for too few of them, where one is missed, and where a number runs to an end."""
     if len(points) < LEAST_POINTS:
         return None
     parameters, tokens, losses = np.array(points).T
 
-    def of(x: Any) -> Fit:
-        return Fit(math.exp(x[0]), (math.exp(x[1]), math.exp(x[2])), (math.exp(x[3]), math.exp(x[4])))
+    def of(logs: Any) -> Fit:
+        floor, *others = np.exp(logs).tolist()
+        return Fit(floor, (others[0], others[1]), (others[2], others[3]))
 
-    starts = [
-        [math.log(share * min(losses)), math.log(0.3), math.log(alpha), math.log(0.3), math.log(beta)]
-        for share in (0.3, 0.6, 0.9)
-        for alpha in (0.2, 0.5)
-        for beta in (0.2, 0.5)
-    ]
-    options: dict[str, Any] = {"bounds": (-12, 3), "xtol": 1e-12, "ftol": 1e-12, "gtol": 1e-12, "max_nfev": 2000}
+    exact: dict[str, Any] = {"bounds": (-12, 3), "max_nfev": 2000} | dict.fromkeys(("xtol", "ftol", "gtol"), 1e-12)
     made = [
-        least_squares(lambda x: np.log(of(x).loss(parameters, tokens)) - np.log(losses), start, **options)
-        for start in starts
+        least_squares(lambda x: np.log(of(x).loss(parameters, tokens) / losses), np.log(start), **exact)
+        for start in product(losses.min() * np.array([0.3, 0.6, 0.9]), [0.3], [0.2, 0.5], [0.3], [0.2, 0.5])
     ]
     best = min(made, key=lambda each: each.cost)
-    return of(best.x) if np.abs(best.fun).max() < MISSED else None
+    is_fit = np.abs(best.fun).max() < MISSED and best.x.min() > -11.9 and best.x.max() < 2.9
+    return of(best.x) if is_fit else None
 
 
 @dataclass(frozen=True)
@@ -127,119 +124,103 @@ class Row:
 
 @dataclass
 class Found:
-    """What the records of all trainings say, at each size the schemes with the lowest loss first."""
+    """What the records of all trainings say: by size the parameters and the schemes, the lowest loss first; the points
+    of RoPE (parameters, tokens, loss); the least that the match gains, and the most that a shuffled source does."""
 
-    rows: dict[str, list[Row]] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, list[Row]] = field(default_factory=dict)
     points: list[tuple[float, float, float]] = field(default_factory=list)
     fit: Fit | None = None
-    lengths: Sequence[int] = ()
-    trained: int = 0
     match: float = math.inf
     shuffled: dict[str, float] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
-    about: Mapping[str, Any] = field(default_factory=dict)
-    plans: set[str] = field(default_factory=set)
+
+    @property
+    def lengths(self) -> list[int]:
+        return list(self.about["scale"]["lengths"])
+
+    @property
+    def trained(self) -> int:
+        return int(self.about["scale"]["trained"])
 
 
 def found(records: Sequence[Record]) -> Found:
-    """ValueError for records of several scales or texts."""
-    made = Found()
-    if not records:
-        return made
-    if len({(repr(r["scale"]), repr(r["text"])) for r in records}) > 1:
-        raise ValueError("sizes must hold the records of one scale and text, got records of several")
-    made.about, scale = records[-1], records[-1]["scale"]
-    made.lengths, made.trained = scale["lengths"], scale["trained"]
-    made.plans = {r["plan"] for r in records}
-    bits: dict[tuple[str, int], dict[str, dict[int, dict[tuple[str, int], float]]]] = {}
-    tokens: dict[tuple[str, int], tuple[float, float]] = {}
+    """ValueError for records of several plans, scales or texts."""
+    made = Found(records[-1] if records else {})
+    if len({repr([r[name] for name in ("plan", "scale", "text")]) for r in records}) > 1:
+        raise ValueError("sizes must hold the records of one plan, scale and text, got records of several")
+    of: dict[tuple[int, str, int, int], dict[str, dict[int, dict[tuple[str, int], float]]]] = {}
     for r in records:
-        where = f"{label(r['scheme'])} at {r['size']}, seed {r['seed']}"
-        tokens[r["size"], r["ratio"]] = r["parameters"], r["tokens"]
-        made.parameters[r["size"]] = r["parameters"]
         if r["kind"] == "failed" or "diverged" in r:
+            where = f"{label(r['scheme'])} at {r['size']}, seed {r['seed']}"
             made.failed.append(f"{where}: {r.get('why', 'diverged')}")
         elif r["kind"] == "match":
             made.match = min(made.match, mean(r["bits"]))
         elif "length" in r and "undefined" not in r:
-            value = r["right"] if r["kind"] == "retrieval" else mean(r["bits"])
-            own = bits.setdefault((r["size"], r["ratio"]), {}).setdefault(r["scheme"], {}).setdefault(r["seed"], {})
-            own[r["kind"], r["length"]] = value
-    loss = ("sliding", made.trained)
-    for which, schemes in bits.items():
-        if ropes := [own[loss] for own in schemes.get(ROPE, {}).values() if loss in own]:
-            made.points.append((*tokens[which], mean(ropes)))
+            schemes = of.setdefault((r["parameters"], r["size"], r["ratio"], r["tokens"]), {})
+            own = schemes.setdefault(r["scheme"], {}).setdefault(r["seed"], {})
+            own[r["kind"], r["length"]] = r["right"] if r["kind"] == "retrieval" else mean(r["bits"])
+    loss = ("sliding", made.trained) if records else ("", 0)
+    every = ((which, schemes.get(ROPE, {}).items()) for which, schemes in of.items())
+    ropes = {which: {seed: own[loss] for seed, own in each if loss in own} for which, each in every}
+    made.points = [(which[0], which[3], mean(each.values())) for which, each in ropes.items() if each]
     made.fit = fit(made.points)
-    for (size, ratio), schemes in sorted(bits.items(), key=lambda item: made.parameters[item[0][0]]):
+    for which, schemes in sorted(of.items()):
+        parameters, size, ratio, tokens = which
         if ratio != RATIO:
             continue
+        made.parameters[size] = parameters
         for scheme, seeds in schemes.items():
-            every = {key: [own[key] for own in seeds.values() if key in own] for own in seeds.values() for key in own}
-            beside = {seed: own[loss] for seed, own in schemes.get(ROPE, {}).items() if loss in own}
-            pairs = [(own[loss], beside[seed]) for seed, own in seeds.items() if loss in own and seed in beside]
-            ups = [made.fit.speed_up(tokens[size, ratio][1], *pair) for pair in pairs] if made.fit else []
-            made.rows.setdefault(size, []).append(Row(scheme, every, ups))
-            worst = max((mean(v) for (kind, _), v in every.items() if kind == "shuffled"), default=0.0)
-            made.shuffled[scheme] = max(made.shuffled.get(scheme, 0.0), worst)
+            bits = {key: [own[key] for own in seeds.values() if key in own] for own in seeds.values() for key in own}
+            pairs = [(own[loss], ropes[which][n]) for n, own in seeds.items() if loss in own and n in ropes[which]]
+            speed_ups = [made.fit.speed_up(tokens, *pair) for pair in pairs] if made.fit else []
+            made.rows.setdefault(size, []).append(Row(scheme, bits, speed_ups))
+            gains = [mean(values) for (kind, _), values in bits.items() if kind == "shuffled"]
+            made.shuffled[scheme] = max([made.shuffled.get(scheme, 0.0), *gains])
         made.rows[size].sort(key=lambda row: mean(row.bits.get(loss, [math.inf])))
     return made
 
 
 def picture(of: Found, dark: bool = False) -> Figure:
     """The speed-up of each scheme at each size, and the use of a far source by distance at the middle size."""
+    theme, millions = style.theme(dark), {size: number / 1e6 for size, number in of.parameters.items()}
     with style.context(dark):
         figure = Figure(figsize=(10, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2)
-        sizes = [size for size in of.parameters if size in of.rows]
-        for n, scheme in enumerate(sorted({row.scheme for size in sizes for row in of.rows[size]})):
-            colour = style.theme(dark).palette[n % len(style.LIGHT)]
-            how: dict[str, Any] = {
-                "color": colour,
-                "marker": "osD^vph<>PX"[n % 11],
-                "linestyle": ("-", "--")[n // 7 % 2],
-            }
-            own = {size: row for size in sizes for row in of.rows[size] if row.scheme == scheme}
-            worth = [(of.parameters[size] / 1e6, row.worth) for size, row in own.items()]
-            points = [(size, value) for size, value in worth if value and math.isfinite(value)]
-            if points:
-                left.plot(*zip(*sorted(points), strict=True), label=label(scheme), **how)
+        for n, scheme in enumerate(sorted({row.scheme for rows in of.rows.values() for row in rows})):
+            how: dict[str, Any] = {"color": theme.palette[n % 7], "linestyle": ("-", "--")[n // 7 % 2]}
+            how |= {"marker": "osD^vph<>PX"[n % 11], "label": label(scheme)}
+            own = {size: row for size, rows in of.rows.items() for row in rows if row.scheme == scheme}
+            left.plot([millions[size] for size in own], [row.worth or math.nan for row in own.values()], **how)
             if MIDDLE in own:
-                uses = [(length, mean(own[MIDDLE].bits.get(("far", length), [math.nan]))) for length in of.lengths]
-                right.plot(*zip(*uses, strict=True), label=label(scheme), **how)
-        left.axhspan(*INSIDE, color=style.theme(dark).grid, alpha=0.5, zorder=0)
+                right.plot(of.lengths, [mean(own[MIDDLE].bits.get(("far", n), [math.nan])) for n in of.lengths], **how)
+        left.axhspan(*INSIDE, color=theme.grid, alpha=0.5, zorder=0)
+        right.axvline(of.trained, color=theme.faint, linestyle=":")
         left.set(xscale="log", yscale="log", title="Effective speed-up over RoPE", xlabel="million parameters")
-        right.axvline(of.trained, color=style.theme(dark).faint, linestyle=":")
-        right.set(
-            xscale="log",
-            title=f"Use of a far source, bits per byte, {of.parameters.get(MIDDLE, 0) / 1e6:.1f} million",
-            xlabel="bytes of the row",
-        )
-        millions = [of.parameters[size] / 1e6 for size in sizes]
-        left.set_xticks(millions, [f"{n:.1f}" for n in millions])
+        title = f"Use of a far source, {millions.get(MIDDLE, 0):.1f} million parameters"
+        right.set(xscale="log", title=title, xlabel="bytes of the row", ylabel="bits per byte")
+        left.set_xticks([*millions.values()], [f"{n:.1f}" for n in millions.values()])
         right.set_xticks(of.lengths, [f"{n:,}" for n in of.lengths])
         marks = [n for n in (0.1, 0.25, 0.5, 1, 2, 4, 8) if left.get_ylim()[0] <= n <= left.get_ylim()[1]]
         left.set_yticks(marks, [f"{n:g}" for n in marks])
-        for axes in (left, right):
-            axes.minorticks_off()
-        figure.legend(*right.get_legend_handles_labels(), loc="outside right center", fontsize=9)
+        left.minorticks_off()
+        right.minorticks_off()
+        figure.legend(*left.get_legend_handles_labels(), loc="outside right center", fontsize=9)
     return figure
 
 
 def write(docs: Path = DOCS, records: Path = RECORDS) -> None:
     """The page; without records it says that nothing was run, and how to."""
     of = found([r for folder in sorted((records / "sizes").glob("*/")) for r in read(folder)])
-    dropped = read(records / "drope")
     plan = (HERE / "sizes.md").read_text()
     environment = Environment(  # of Markdown, in which nothing is to be escaped
         loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"label": label, "mean": mean}
-    known = {"of": of, "plan": re.sub(r"^#", "##", plan, flags=re.MULTILINE), "dropped": dropped}
-    stale = of.plans - {digest_of(plan.encode())}
-    page = environment.get_template("sizes.md.j2").render(
-        **known, stale=stale, matched=MATCHED, limit=SHUFFLED, middle=MIDDLE
-    )
+    environment.filters |= {"label": label}
+    known = {"of": of, "plan": re.sub(r"^#", "##", plan, flags=re.MULTILINE), "dropped": read(records / "drope")}
+    known |= {"stale": of.about.get("plan") != digest_of(plan.encode()), "middle": MIDDLE}
+    page = environment.get_template("sizes.md.j2").render(**known, matched=MATCHED, limit=SHUFFLED)
     write_whole(docs / "study" / "sizes.md", (page.rstrip() + "\n").encode())
     for dark in (False, True) if of.rows else ():
         write_whole(docs / "images" / f"study-sizes{'-dark' * dark}.png", style.saved(picture(of, dark), dark=dark))
