@@ -126,6 +126,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=24, help="texts of each length with a key (default: 24)")
     parser.add_argument("--out", type=Path, default=OUT, help="default: runs/study/drope")
     of = parser.parse_args(words)
+    if not Path(of.model).is_dir():
+        parser.error(f"model must be a folder that is here, as nothing is fetched, got {of.model!r}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source = find(of.model)
     made = load(source, "float32", "posenc", device)

@@ -37,6 +37,7 @@ RUNS = Path(__file__).parents[2] / "runs"
 PEAK = 989e12  # operations a second of an H100 in bfloat16
 USED = {"1m": 0.08, "3m": 0.12, "10m": 0.2, "30m": 0.25}  # of the peak: assumed before anything was measured
 SLOWER = {"stick_breaking": 4.0}  # without a kernel
+HOST = 1.5e-3, 0.7e-3  # seconds of a step for each layer, and for each model in it: half of what a core took here
 SAVE_SECONDS, MARGIN = 60.0, 30.0  # the margin is for the last save, and for Python's end
 POINTS = 40  # of a training curve
 CLIP, WARMUP = 1.0, 0.1
@@ -132,13 +133,14 @@ TOY = Scale({"1m": 1, "3m": 2, "10m": 3, "30m": 3}, 16, 128, (128, 256), 8, 16, 
 
 def costs(scale: Scale) -> str:
     """What each training takes by arithmetic: operations with attention to half the pairs, over what is assumed that
-    the device does in a second."""
+    the device does in a second, or the time of the host if that is more."""
     lines, sums = [], dict.fromkeys(range(1, len(PORTIONS) + 1), 0.0)
     for n, of in ((n, of) for n, portion in enumerate(PORTIONS, 1) for of in portion):
         its, width = scale.settings(of), scale.heads[of.size] * scale.head_dim
         each = its["tokens"] * 6 * (its["parameters"] + scale.trained * scale.heads[of.size] * width)
         seconds = sum(SLOWER.get(scheme, 1.0) * each for scheme in of.schemes) / PEAK / USED[of.size]
-        sums[n] += seconds
+        host = its["steps"] * scale.heads[of.size] * (HOST[0] + HOST[1] * len(of.schemes))
+        sums[n] += (seconds := max(seconds, host))
         made = "{parameters:,} parameters, {steps:,} steps of {rows} rows, rate {learning_rate:.2g}".format(**its)
         lines.append(f"{n}  {of}: {made}; {len(of.schemes) * each:.2g} operations, {seconds:.0f} s")
     return "\n".join([*lines, *(f"portion {n}: {seconds:.0f} s of training" for n, seconds in sums.items())])

@@ -110,14 +110,14 @@ def test_a_portion_that_is_stopped_loses_nothing(text: Rows, tmp_path: Path, mon
 
 
 def test_portions_begin_with_what_tells_most() -> None:
-    """The first has every usual scheme and the fit; each leaves 90 of 570 seconds to start and to test."""
+    """The first has every usual scheme and the fit; each leaves 90 of 570 seconds to start and to test, by arithmetic."""
     first, second, _ = PORTIONS
     assert first[0] == Training("3m", 20, 0, USUAL)
     assert len({(of.size, of.ratio) for of in first if "rope" in of.schemes}) == 7
     assert {of.seed for of in (*first, *second) if of.size == "3m" and of.schemes == USUAL} == {0, 1, 2}
     told = sizes.costs(sizes.Scale()).splitlines()
     assert [line for line in told if line.startswith("portion")][:2] == [
-        "portion 1: 410 s of training",
+        "portion 1: 447 s of training",
         "portion 2: 450 s of training",
     ]
 
@@ -224,6 +224,8 @@ def test_drope_trains_a_random_llama(text: Rows, tmp_path: Path, monkeypatch: py
     out = tmp_path / "drope"
     given = [str(folder), "--text", str(tmp_path / "text.npz"), "--out", str(out), "--rows", "2", "--total", "0.01"]
     assert drope.main(given) == 0
+    with pytest.raises(SystemExit):
+        drope.main(["HuggingFaceTB/SmolLM2-135M"])
     assert [(r["scheme"], r["length"]) for r in read(out)] == [
         (scheme, length) for scheme in ("RoPE", "YaRN", "DroPE", "DroPE") for length in (128, 256, 512)
     ]
