@@ -110,7 +110,7 @@ def test_a_portion_that_is_stopped_loses_nothing(text: Rows, tmp_path: Path, mon
 
 
 def test_portions_begin_with_what_tells_most() -> None:
-    """The first has every usual scheme and the fit; each leaves 90 of 570 seconds to start and to test, by arithmetic."""
+    """The first has every usual scheme and the fit; each leaves 90 seconds to start and to test, by arithmetic."""
     first, second, _ = PORTIONS
     assert first[0] == Training("3m", 20, 0, USUAL)
     assert len({(of.size, of.ratio) for of in first if "rope" in of.schemes}) == 7
