@@ -1,7 +1,6 @@
 """``python -m study.sizes_page``: docs/study/sizes.md, from records of `study.sizes` and `study.drope`."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -213,13 +212,12 @@ def picture(of: Found, dark: bool = False) -> Figure:
 def write(docs: Path = DOCS, records: Path = RECORDS) -> None:
     """The page; without records it says that nothing was run, and how to."""
     of = found([r for folder in sorted((records / "sizes").glob("*/")) for r in read(folder)])
-    plan = (HERE / "sizes.md").read_text()
     environment = Environment(  # of Markdown, in which nothing is to be escaped
         loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {"label": label}
-    known = {"of": of, "plan": re.sub(r"^#", "##", plan, flags=re.MULTILINE), "dropped": read(records / "drope")}
-    known |= {"stale": of.about.get("plan") != digest_of(plan.encode()), "middle": MIDDLE}
+    known = {"of": of, "dropped": read(records / "drope"), "middle": MIDDLE}
+    known["stale"] = of.about.get("plan") != digest_of((HERE / "sizes.md").read_bytes())
     page = environment.get_template("sizes.md.j2").render(**known, matched=MATCHED, limit=SHUFFLED)
     write_whole(docs / "study" / "sizes.md", (page.rstrip() + "\n").encode())
     for dark in (False, True) if of.rows else ():

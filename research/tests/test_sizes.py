@@ -167,7 +167,6 @@ def test_the_page_says_what_its_records_hold(tmp_path: Path, monkeypatch: pytest
     page = tmp_path / "study" / "sizes.md"
     sizes_page.write(tmp_path, tmp_path)
     assert "**Nothing of it has been run yet**" in page.read_text()
-    assert "### The fit" in page.read_text()
     (tmp_path / "sizes" / "3m-20").mkdir(parents=True)
     monkeypatch.setattr(sizes_page, "read", lambda folder: planted(1.6, 2.0) if folder.name == "3m-20" else [])
     sizes_page.write(tmp_path, tmp_path)
