@@ -2,9 +2,10 @@
 
 DroPE (Gelberg et al. 2025, arXiv 2512.12167) puts NoPE in the place of RoPE and trains a little more at the model's
 length. Does it then find a pass key in texts of one, two and four times that length, and does it with YaRN and without
-training? MODEL is a folder with a checkpoint and its tokenizer, such as SmolLM2's; nothing is fetched. The text is that
-of `study.sizes`. By reviews of the paper its authors train on 0.5 to 2 % of a model's tokens, of its own data: twenty
-minutes are a fiftieth of that, so a failure says nothing of DroPE. A portion goes on where the last one was.
+training? MODEL is smollm2, which ``make smollm2`` installs, or a folder with a checkpoint and its tokenizer; nothing is
+fetched. The text is that of `study.sizes`. By reviews of the paper its authors train on 0.5 to 2 % of a model's tokens,
+of its own data: twenty minutes are a fiftieth of that, so a failure says nothing of DroPE. A portion goes on where the
+last one was.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from posenc import NoPE, YaRN
 from posenc.huggingface import patch
 from posenc_lab.compare import checkpoint as checkpoints
 from posenc_lab.compare.checkpoint import Reached
-from posenc_lab.extend.model import find, load
+from posenc_lab.extend.model import PACKAGED, find, load
 from posenc_lab.kit.configuration import fingerprint
 from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.machine import machine, versions
@@ -118,7 +119,7 @@ def train(
 def main(words: Sequence[str] | None = None) -> int:
     begin = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m study.drope", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("model", help="a folder with a checkpoint and its tokenizer")
+    parser.add_argument("model", help="smollm2, of make smollm2, or a folder with a checkpoint and its tokenizer")
     parser.add_argument("--text", type=Path, default=PACKED, help=f"packed by study.sizes (default: {PACKED})")
     parser.add_argument("--pack", action="store_true", help="write its tokens, and end")
     parser.add_argument("--minutes", type=float, default=10.0, help="of this portion (default: 10)")
@@ -126,8 +127,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, default=24, help="texts of each length with a key (default: 24)")
     parser.add_argument("--out", type=Path, default=OUT, help="default: runs/study/drope")
     of = parser.parse_args(words)
-    if not Path(of.model).is_dir():
-        parser.error(f"model must be a folder that is here, as nothing is fetched, got {of.model!r}")
+    if of.model not in PACKAGED and not Path(of.model).is_dir():
+        parser.error(f"model must be smollm2 or a folder that is here, as nothing is fetched, got {of.model!r}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source = find(of.model)
     made = load(source, "float32", "posenc", device)
