@@ -118,7 +118,9 @@ def _show(precision: str, is_test: bool, lists_races: bool) -> list[str]:
         faster = sum(ratio < 1 for ratio in clear)
         print(f"  races without score terms: faster than PyTorch's attention in {faster} of {len(clear)}{said}")
     elif lists_races:
-        print("  races: none yet; on a CPU the first calls of a kind run its own")
+        converts = precision == "bfloat16" and not library.multiplies_bfloat16()
+        why = "bfloat16 is converted here, and its races are float's" if converts else "first calls of a kind run one"
+        print(f"  races: none yet; {why}")
     for kind, laps in of_races.items() if lists_races else ():
         ratios = (f"{lap.tokens}: {_ratio(lap):.2f}{'' if lap.is_clear else ' (too noisy)'}" for lap in laps)
         print(f"    {kind}   {', '.join(ratios)}")
