@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,36 +15,19 @@ from study.run import CPU
 Records = Iterable[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class Share:
-    """The trainings on one device: how many, the first and the last seed, and their median seconds, since some were
-    paused for other work."""
-
-    device: str
-    trainings: int
-    first: int
-    last: int
-    seconds: float
-
-
 def on_cpu(made: Records) -> list[Mapping[str, Any]]:
     """Those of the CPU."""
     return [record for record in made if record["machine"]["device"] == CPU]
 
 
-def shares(made: Records) -> list[Share]:
-    """Those of each device, without trainings that diverged."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+def seeds(made: Records) -> dict[str, list[int]]:
+    """Of each device the seeds of its trainings, without those that diverged."""
+    found: dict[str, list[int]] = {}
     for record in made:
         if record["kind"] == "training" and "seconds" in record:
             device = record["machine"]["device"]
-            found.setdefault("CPU" if device == CPU else device, []).append(record)
-    return [_share(device, each) for device, each in sorted(found.items())]
-
-
-def _share(device: str, trainings: Sequence[Mapping[str, Any]]) -> Share:
-    seeds = [record["seed"] for record in trainings]
-    return Share(device, len(seeds), min(seeds), max(seeds), median(record["seconds"] for record in trainings))
+            found.setdefault("CPU" if device == CPU else device, []).append(record["seed"])
+    return found
 
 
 def once(made: Records) -> list[Mapping[str, Any]]:
@@ -72,27 +53,12 @@ def _anywhere(record: Mapping[str, Any]) -> str:
     return fingerprint({name: value for name, value in identity.items() if name != "device"})
 
 
-@dataclass(frozen=True)
-class Again:
-    """Trainings of a text that were made again on another device, for this comparison alone: how much their loss at a
-    length differs."""
+def gaps(there: Records, made: Records, kind: str, length: int) -> dict[tuple[str, int], float]:
+    """By scheme and seed, the mean losses of trainings at a length minus those ``there``, on another device."""
 
-    schemes: list[str]
-    trainings: int
-    mean: float
-    low: float
-    high: float
+    def means(its: Records) -> dict[tuple[str, int], float]:
+        tests = (r for r in its if (r["kind"], r.get("length")) == (kind, length) and "bits" in r)
+        return {(r["scheme"], r["seed"]): float(np.mean(r["bits"])) for r in tests}
 
-
-def again(there: Records, made: Records, kind: str, length: int) -> Again | None:
-    """The losses of ``made`` minus those of the same scheme and seed ``there``; None where no training is in both."""
-    before = {(r["scheme"], r["seed"]): r for r in there if (r["kind"], r.get("length")) == (kind, length)}
-    pairs = [
-        (record["scheme"], float(np.mean(record["bits"]) - np.mean(before[record["scheme"], record["seed"]]["bits"])))
-        for record in made
-        if (record["kind"], record.get("length")) == (kind, length) and (record["scheme"], record["seed"]) in before
-    ]
-    if not pairs:
-        return None
-    gaps = [gap for _, gap in pairs]
-    return Again(list(dict.fromkeys(s for s, _ in pairs)), len(gaps), float(np.mean(gaps)), min(gaps), max(gaps))
+    before = means(there)
+    return {training: loss - before[training] for training, loss in means(made).items() if training in before}

@@ -73,18 +73,18 @@ class Part:
     seeds: int
 
     @property
-    def asked(self) -> set[tuple[str, int]]:
+    def plan(self) -> set[tuple[str, int]]:
         """The trainings that are planned, by scheme and seed."""
         return {(Job(self.name, f, ()).scheme, seed) for f in FOLDERS[self.name] for seed in range(self.seeds)}
 
     @property
     def trained(self) -> int:
         """Trainings with all tests, or diverged, of those that are planned."""
-        return len(self.asked & self.summary.whole())
+        return len(self.plan & self.summary.whole())
 
     @property
     def planned(self) -> int:
-        return len(self.asked)
+        return len(self.plan)
 
     def whole(self) -> Self:
         """Itself. ValueError where a training is missing, since no verdict is given before the last."""
@@ -141,15 +141,13 @@ def of_plan(name: str, found: Summary, path: Path = HERE / "plan.md") -> Summary
 class Short:
     """What holds on every text: the schemes that no other is shown to be lower than, at each length; those whose loss
     changes from the first length to the last by less than the margin, with its interval, those whose loss rises by more
-    than a bit, and the others; those that text further back than in training helps on any text; and the most that any
-    scheme gains from half the trained length to all of it, in bits."""
+    than a bit, and the others; and those that text further back than in training helps on any text."""
 
     best: dict[int, list[str]]
     flat: list[str]
     steep: list[str]
     others: list[str]
-    helped: list[str]
-    gained: float
+    gainers: list[str]
 
 
 def short(texts: Sequence[Text]) -> Short:
@@ -165,16 +163,14 @@ def short(texts: Sequence[Text]) -> Short:
         steep,
         [s for s in rises if s not in flat + steep],
         [s for s in rises if any((gain := of.far(s)) and gain.high < 0 for of in texts)],
-        max(half.mean - whole.mean for of in texts for s in rises for half, whole in [_halves(of.summary, s)]),
     )
 
 
-def _halves(of: Summary, scheme: str) -> tuple[Estimate, Estimate]:
-    """The losses at half the trained length and at the trained length."""
-    half, whole = (of.bits(MEASURE, scheme, n) for n in (LENGTHS[0] // 2, LENGTHS[0]))
-    assert half is not None
-    assert whole is not None
-    return half, whole
+def highest_gain(texts: Sequence[Text]) -> float:
+    """The most that any scheme gains on any text from half the trained length to all of it, in bits."""
+    half, whole = LENGTHS[0] // 2, LENGTHS[0]
+    found = (of.summary.difference(MEASURE, s, s, half, MEASURE, whole) for of in texts for s in SCHEMES.values())
+    return max(each.mean for each in found if each)
 
 
 def _rise(of: Summary, scheme: str) -> Estimate | None:
@@ -276,12 +272,13 @@ def contrasts(of: Text) -> list[Contrast]:
     return judged(made, of.summary.task.margin)
 
 
-def judged(made: Sequence[Contrast], margin: float) -> list[Contrast]:
+def judged(made: Sequence[Contrast], margin: float, careful: bool = True) -> list[Contrast]:
     """The same with their verdicts: "lower" or "higher" where Holm's test of all of them rejects zero, "tied" where the
     90 % interval is within the margin, else "undecided". One that cannot be judged, since its trainings diverged, has
-    none and counts as a test."""
+    none and counts as a test. If not ``careful``, by Satterthwaite's degrees of freedom alone."""
     tests = [each.found.found if each.found and each.found.judged else None for each in made]
-    shown = holm([1.0 if test is None else float(test.p_value()) for test in tests])
+    used = [test if careful or test is None else test._replace(fewest=test.freedom) for test in tests]
+    shown = holm([1.0 if test is None else float(test.p_value()) for test in used])
     return [
         each if test is None else replace(each, verdict=verdict(test, margin, differs=bool(differs)).partition(",")[0])
         for each, test, differs in zip(made, tests, shown, strict=True)

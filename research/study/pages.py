@@ -20,17 +20,21 @@ from posenc.command.files import write_whole
 from posenc_lab.choose.evidence import TEXTS as CLAIMED
 from posenc_lab.choose.evidence import claims
 from posenc_lab.kit.files import digest_of
-from study.devices import Share, again, shares
+from posenc_lab.kit.statistics import wilson
+from study.devices import gaps, seeds
 from study.explorer_records import FILE, shipped
 from study.findings import (
     LENGTHS,
     MEASURE,
+    PUBLISHED,
     Contrast,
     Part,
     Text,
     contrasts,
     exploratory,
+    highest_gain,
     interval,
+    judged,
     key,
     label,
     records,
@@ -87,6 +91,7 @@ def main() -> None:
     texts = [text(name, seeds) for name, seeds in TEXTS.items()]
     tuned, of_pieces = tuning(), pieces()
     tasks = [task(name, seeds) for name, seeds in TASKS.items()]
+    of_recall = next(each for each in tasks if each.name == "recall")  # the one that posenc compare still has
     claimed = [of for of in texts if of.name in CLAIMED]
     found = {of.name: contrasts(of) for of in claimed}
     known = {
@@ -98,13 +103,18 @@ def main() -> None:
         "close": sum(each.agrees == "yes" for made in found.values() for each in made if each.claim["name"] == CLOSE),
         "tasks": tasks,
         "order": order(tasks),
+        "published": PUBLISHED["ranks"],
+        "wilson": wilson,
+        "finders": of_recall.solvers(of_recall.lengths[-1]),
         "agreed": Counter(each.agrees for made in found.values() for each in made),
         "devices": _devices([*texts, *tasks, of_pieces]),
-        "again": [its for n in LENGTHS if (its := again(records("python"), records("again"), MEASURE, n))],
+        "again": [gaps(records("python"), records("again"), MEASURE, n) for n in LENGTHS],
+        "careful": _careful(claimed, found),
         "versions": sorted({record["versions"]["torch"] for of in texts for record in of.summary.records}),
         "at_one_rate": {each.scheme: each for each in tuned},
         "stays": _stays(texts),
         "short": short(claimed),
+        "gains": [highest_gain(its) for its in (claimed, [of for of in texts if of not in claimed])],
         "lengths": LENGTHS,
         "pieces": of_pieces,
         "digest": digest_of(PLAN.read_bytes()),
@@ -112,7 +122,6 @@ def main() -> None:
     }
     write_whole(CHOOSE / "claims.json", _claims(found).encode())
     write_whole(CHOOSE / "study.json", _tables(claimed, tasks).encode())
-    of_recall = next(each for each in tasks if each.name == "recall")  # the one that posenc compare still has
     write_whole(FILE, shipped(texts, of_recall, TITLES).encode())
     for page in ("index", "pieces", "texts", "contrasts", "tuning", "tasks"):
         write(page, **known)
@@ -120,7 +129,7 @@ def main() -> None:
         of.name: partial(losses, of.summary, f"{TITLES[of.name]}: {TRAINED}, tested on up to {LENGTHS[1]:,}")
         for of in texts
     }
-    if of_pieces.begun:
+    if of_pieces.schemes:
         drawn["pieces"] = partial(uses, of_pieces)
     for name, draw in drawn.items():
         for dark in (False, True):
@@ -193,18 +202,22 @@ def _table(*, rows: Mapping[str, list[str]], better: str, doc: str, **words: Any
     return {**words, "rows": made, "better": better, "source": "posenc", "command": "make study", "doc": doc}
 
 
+def templates() -> Environment:
+    """Of Markdown, in which nothing is to be escaped."""
+    loader = FileSystemLoader(HERE / "templates")
+    return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+
+
 def write(name: str, **known: object) -> None:
     """A page, of its template."""
-    environment = Environment(  # of Markdown, in which nothing is to be escaped
-        loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    filters = (labels, number, interval, said, signed, rows, bits)
+    environment = templates()
+    filters = (labels, number, interval, outcome, signed, rows, bits)
     environment.filters |= {"label": label, "named": name_of, **{each.__name__: each for each in filters}}
     written = environment.get_template(f"{name}.md.j2").render(**known)
     write_whole(DOCS / "study" / f"{name}.md", (written.rstrip() + "\n").encode())
 
 
-def said(contrast: Contrast) -> str:
+def outcome(contrast: Contrast) -> str:
     """A verdict, and whether another was published."""
     return f"{contrast.verdict}: **not as published**" if contrast.agrees == "no" else contrast.verdict
 
@@ -214,40 +227,30 @@ def labels(schemes: Sequence[str]) -> str:
     return ", ".join(map(label, schemes)) or "none"
 
 
-def _devices(of: Sequence[Part]) -> tuple[list[str], list[tuple[str, list[str]]]]:
-    """The devices, and for each text, pieces and all puzzles the trainings on each of them."""
+def _devices(of: Sequence[Part]) -> dict[str, dict[str, list[int]]]:
+    """For each text, pieces and all puzzles the seeds of trainings on each device."""
     grouped: dict[str, list[Any]] = {}
     for each in of:
         grouped.setdefault(TITLES.get(each.name, "Puzzles"), []).extend(each.summary.records)
-    made = {name: shares(its) for name, its in grouped.items()}
-    devices = sorted({part.device for its in made.values() for part in its})
-
-    def cell(its: Sequence[Share], device: str) -> str:
-        own = (part for part in its if part.device == device)
-        return next((f"{p.trainings} (seeds {p.first} to {p.last}; {p.seconds:.0f} s)" for p in own), "–")
-
-    return devices, [(name, [cell(its, device) for device in devices]) for name, its in made.items()]
+    return {name: seeds(made) for name, made in grouped.items()}
 
 
-class Stays(NamedTuple):
-    """How the schemes lie at a length after few steps and after more: Spearman's correlation of their losses, and the
-    bits between the lowest and the highest."""
-
-    length: int
-    correlation: float
-    few: float
-    more: float
+def _careful(of: Sequence[Text], found: Mapping[str, Sequence[Contrast]]) -> list[tuple[str, Contrast]]:
+    """What hangs on the fewest degrees of freedom: the text, and the contrast with the verdict of the others."""
+    others = {text.name: judged(found[text.name], text.summary.task.margin, careful=False) for text in of}
+    pairs = ((name, *both) for name, its in others.items() for both in zip(found[name], its, strict=True))
+    return [(name, other) for name, each, other in pairs if each.verdict != other.verdict]
 
 
-def _stays(texts: Sequence[Text]) -> list[Stays]:
-    """At both lengths, of the schemes that have a loss there."""
-    both, found = [next(of.summary for of in texts if of.name == name) for name in ("python", "larger")], []
+def _stays(texts: Sequence[Text]) -> tuple[list[float], list[float]]:
+    """How the schemes lie after few steps and after more: Spearman's correlation of their losses, of those that have
+    one, at both lengths; and the bits between the lowest and the highest at the trained length, after few and more."""
+    both = [next(of.summary for of in texts if of.name == name) for name in ("python", "larger")]
+    means = []
     for length in LENGTHS:
         pairs = ([of.bits(MEASURE, scheme, length) for of in both] for scheme in both[0].schemes)
-        before, after = zip(*([each.mean for each in pair if each] for pair in pairs if all(pair)), strict=True)
-        spreads = (max(losses) - min(losses) for losses in (before, after))
-        found.append(Stays(length, float(spearmanr(before, after).statistic), *spreads))
-    return found
+        means.append([*zip(*([each.mean for each in pair if each] for pair in pairs if all(pair)), strict=True)])
+    return [float(spearmanr(*each).statistic) for each in means], [max(each) - min(each) for each in means[0]]
 
 
 def number(value: float | None) -> str:

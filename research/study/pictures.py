@@ -92,7 +92,7 @@ def uses(of: Pieces, dark: bool = False) -> Figure:
     a panel names the steps from which each seed looks back. The scheme that carries furthest is the first."""
     summary, lengths = of.summary, of.config.test_lengths
     gaps = [of.gap(n) for n in lengths]
-    order = sorted(of.begun, key=lambda scheme: sum(-max(of.use("far", scheme, n) or 0, 0) for n in of.longer))
+    order = sorted(of.schemes, key=lambda scheme: sum(-max(of.use("far", scheme, n) or 0, 0) for n in of.longer))
     head = "Who uses far text, and how far"
     about = (
         "use of the source in bits per byte (0: the model does not look back), by its gap in bytes; "
@@ -115,8 +115,8 @@ def uses(of: Pieces, dark: bool = False) -> Figure:
             for kind, ink, dashes in (("far", color, "-"), ("near", style.theme(dark).palette[1], (0, (2, 2)))):
                 for its in zip(*(summary.by_seed(kind, scheme, n) for n in lengths), strict=True):
                     axes.plot(gaps, its, color=ink, linewidth=1.4, linestyle=dashes, marker="o", markersize=2.5)
-            steps = ", ".join("not yet" if step is None else f"{step:,}" for step in of.steps(scheme))
-            _titled(axes, name(scheme), f"begins at step {steps}" if any(of.steps(scheme)) else "has not begun")
+            steps = of.starts(scheme)
+            _titled(axes, name(scheme), f"begins at step {steps}" if any(of.steps(scheme)) else f"begins: {steps}")
             axes.set(xscale="log", ylim=limits, xlim=(gaps[0] / 1.15, gaps[-1] * 1.15))
             axes.set_xticks(gaps, [f"{gap:,}" for gap in gaps])
             axes.minorticks_off()

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from posenc_lab.compare.puzzle import Recall
-from study.findings import PUBLISHED, Part, records, summary
+from study.findings import PUBLISHED, Part, label, records, summary
 
 MIN_SHARE_SOLVED = 0.05  # with fewer rows right, by every scheme, there is no order
-DRAWS = 2000  # of seeds, for the intervals of mean reciprocal ranks
 
 
 class Task(Part):
@@ -33,6 +29,11 @@ class Task(Part):
         """The number of seeds that solve it."""
         return sum(share >= Recall.solved for share in self.shares(scheme, length))
 
+    def counts(self, length: int) -> str:
+        """The number of seeds that solve it, with each scheme with which some do."""
+        found = ((label(scheme), self.solved(scheme, length)) for scheme in self.summary.schemes)
+        return ", ".join(f"{scheme} {count}" for scheme, count in found if count) or "none"
+
     def solvers(self, length: int) -> list[str]:
         """The schemes with which half of the seeds solve it, or more."""
         return [s for s in self.summary.schemes if 2 * self.solved(s, length) >= len(self.shares(s, length)) > 0]
@@ -43,43 +44,12 @@ def task(name: str, seeds: int) -> Task:
     return Task(name, summary(name, records(name)), seeds).whole()
 
 
-class Place(NamedTuple):
-    """A scheme's mean reciprocal rank, published and found, with its 95 % interval over seeds."""
-
-    scheme: str
-    published: float
-    found: float
-    low: float
-    high: float
-
-
-class Order(NamedTuple):
-    """Schemes by their published mean reciprocal rank, the best first; where theirs were found: (puzzle, length) with
-    at least one scheme that is right in `MIN_SHARE_SOLVED` of the rows, and those without; whether both orders agree,
-    without ties."""
-
-    places: list[Place]
-    ranked: list[tuple[str, int]]
-    unranked: list[tuple[str, int]]
-    reproduced: bool
-
-
-def order(tasks: Sequence[Task]) -> Order:
-    """Of the puzzles of the paper, at longer rows than in training."""
-    ranks = PUBLISHED["ranks"]
-    asked = [each for each in tasks if each.name in PUBLISHED["ranked"]]
-    places = [(each, length) for each in asked for length in each.lengths[1:]]
-    shares = {(each.name, n): np.array([each.shares(scheme, n) for scheme in ranks]) for each, n in places}
-    ranked = [place for place, found in shares.items() if found.mean(1).max() >= MIN_SHARE_SOLVED]
-    seeds = np.random.default_rng(0).integers(asked[0].seeds, size=(DRAWS, asked[0].seeds))
-    drawn = np.stack([_reciprocal([shares[place][:, its] for place in ranked]) for its in seeds])
-    low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
-    found = _reciprocal([shares[place] for place in ranked])
-    made = [Place(*each) for each in zip(ranks, ranks.values(), found, low, high, strict=True)]
-    reproduced = all(first.found > second.found for first, second in pairwise(made))
-    return Order(made, ranked, [place for place in shares if place not in ranked], reproduced)
-
-
-def _reciprocal(shares: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The mean reciprocal rank of each scheme from shares (schemes, seeds); schemes with the same mean share a rank."""
-    return np.mean([1 / rankdata(-each.mean(1)) for each in shares], axis=0)
+def order(tasks: Sequence[Task]) -> tuple[dict[str, float], list[tuple[str, int]]]:
+    """The mean reciprocal rank of each scheme of the paper on its puzzles, at longer rows than in training, where some
+    scheme is right in `MIN_SHARE_SOLVED` of them; and these places, as (puzzle, length). Schemes with the same share of
+    right rows share a rank."""
+    places = [(of, n) for of in tasks if of.name in PUBLISHED["ranked"] for n in of.lengths[1:]]
+    shares = {(of.name, n): [np.mean(of.shares(scheme, n)) for scheme in PUBLISHED["ranks"]] for of, n in places}
+    shares = {place: each for place, each in shares.items() if max(each) >= MIN_SHARE_SOLVED}
+    ranks = np.mean([1 / rankdata(np.negative(each)) for each in shares.values()], axis=0)
+    return dict(zip(PUBLISHED["ranks"], ranks.tolist(), strict=True)), [*shares]

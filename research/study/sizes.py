@@ -317,6 +317,9 @@ def main(words: Sequence[str] | None = None) -> int:
         for n, of in enumerate(trainings):
             try:
                 portion.run(of)
+            except ValueError as error:  # of records of another plan
+                print(f"error: {error}", file=sys.stderr)
+                return 1
             except Unfinished:
                 print("\n- ".join(["Not finished:", *map(str, trainings[n:])]))
                 break

@@ -9,7 +9,6 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.figure import Figure
 from scipy.optimize import least_squares
 
@@ -19,9 +18,8 @@ from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.records import Record, read
 from posenc_lab.kit.titles import titled
 from study.archives import RECORDS, unpack
+from study.pages import DOCS, HERE, templates
 
-HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs"
 RATIO, MIDDLE, ROPE = 20, "3m", "rope"
 LEAST_POINTS, MISSED = 6, 0.02  # of a fit of five numbers: how many it needs, and by which share it may miss one
 INSIDE = (0.25, 2.0)  # speed-ups among the tokens that RoPE was trained on
@@ -212,9 +210,7 @@ def picture(of: Found, dark: bool = False) -> Figure:
 def write(docs: Path = DOCS, records: Path = RECORDS) -> None:
     """The page; without records it says that nothing was run, and how to."""
     of = found([r for folder in sorted((records / "sizes").glob("*/")) for r in read(folder)])
-    environment = Environment(  # of Markdown, in which nothing is to be escaped
-        loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = templates()
     environment.filters |= {"label": label}
     known = {"of": of, "dropped": read(records / "drope"), "middle": MIDDLE}
     known["stale"] = of.about.get("plan") != digest_of((HERE / "sizes.md").read_bytes())

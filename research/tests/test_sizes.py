@@ -15,7 +15,7 @@ from posenc_lab.compare import train
 from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.pieces import Matching
 from posenc_lab.kit.processes import Stop
-from posenc_lab.kit.records import read
+from posenc_lab.kit.records import Records, read
 from study import drope, sizes, sizes_page
 from study.fleet import Fleet, optimizer_for
 from study.rows import Evaluation, Rows, pack
@@ -107,6 +107,17 @@ def test_a_portion_that_is_stopped_loses_nothing(text: Rows, tmp_path: Path, mon
     assert all(len(each) == 5 and each[-1][0] == whole[0]["steps"] > 20 for each in curves)
     assert all(8 > first > 6 and last < 3 for (_, first), *_, (_, last) in curves)
     assert not list((tmp_path / "parts" / "checkpoints").iterdir())
+
+
+def test_records_of_another_plan_are_an_error(
+    text: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sizes, "PACKED", (tmp_path / "text.npz").rename(tmp_path / "toy.npz"))
+    monkeypatch.setattr(sizes, "TOY", TINY)
+    with Records(tmp_path / "out" / "3m-20") as records:
+        records.append({"kind": "match", "scheme": "match", "seed": 0, "length": 48}, {"fingerprint": "old"})
+    assert sizes.main(["--toy", "--out", str(tmp_path / "out")]) == 1
+    assert re.fullmatch("error: .* must be of this plan, text and scale, got .*\n", capsys.readouterr().err)
 
 
 def test_portions_begin_with_what_tells_most() -> None:

@@ -55,7 +55,10 @@ BEGUN = "**looks back** (seed 0 from step 280 and seed 1 from step 560)"
 NEAR = "where a near source is still used: it is the distance"
 LENGTH = "**fails at the length** of rows of 2,048 bytes, with a near source too."
 ONE = "not both seeds have begun (seed 0 from step 280 and seed 1 not by the last step"
-NOT_BEGUN = f"{ONE}), so of distance **nothing is said**."
+NOTHING = "so of distance **nothing is said**."
+NOT_BEGUN = f"{ONE}), {NOTHING}"
+UNUSED = f"{BEGUN}; a far or a near source is of less than 0.1 bits of use at the trained length, {NOTHING}"
+SO_FAR = f"**So far, of one seed, and not yet concluded**: {module.BEGUN_SO_FAR}:"
 SHUFFLED = "a shuffled source is of use too, in rows of 2,048 bytes: **nothing is concluded**."
 RULES: list[tuple[tuple[int | None, ...], dict[str, tuple[float, ...]], str]] = [
     ((280, 560), {}, f"{BEGUN}; **carries** to gaps of 448 bytes; **does not carry** to 960, {NEAR}; {LENGTH}"),
@@ -65,6 +68,14 @@ RULES: list[tuple[tuple[int | None, ...], dict[str, tuple[float, ...]], str]] = 
         f"{BEGUN}; **carries** to gaps of 448 and 960 bytes; {LENGTH}",
     ),
     ((280, 560), {"far": (1.0,) * 5}, f"{BEGUN}; **carries** to gaps of 448, 960 and 1,984 bytes."),
+    ((280, 560), {"far": (1.0, 0.09, 0.2, 0.2, 0.2)}, UNUSED),
+    ((280, 560), {"near": (1.0, 0.09, 0.2, 0.2, 0.2)}, UNUSED),
+    (
+        (280, 560),
+        {"near": (1.0, 0.18, 0.18, 0.09, 0.1)},  # half, but of no use
+        f"{BEGUN}; **carries** to gaps of 448 bytes; **does not carry** to 1,984, {NEAR}; **does not carry** to 960, "
+        "where a near source is of less than 0.1 bits too.",
+    ),
     ((280, None), {}, NOT_BEGUN),
     ((280, 1372), {}, NOT_BEGUN),  # too late for three points in a row
     ((280, 560), {"shuffled": (0.0, 0.0, 0.0, 0.1, 0.11)}, SHUFFLED),
@@ -75,39 +86,47 @@ RULES: list[tuple[tuple[int | None, ...], dict[str, tuple[float, ...]], str]] = 
 @pytest.mark.parametrize(("steps", "changed", "says"), RULES)
 def test_the_rules_of_the_plan_are_applied(steps: Any, changed: Any, says: str) -> None:
     found = of(records(both("alibi", *steps), **changed))
-    assert found.said("alibi") == says
-    assert (found.trained, found.planned, found.there, found.is_sound) == (2, 14, ["alibi"], True)
+    assert found.conclusion("alibi") == says
+    assert (found.trained, found.planned, found.complete, found.fault) == (2, 14, ["alibi"], "")
 
 
 def test_nothing_is_said_before_both_seeds_are_there_or_if_a_control_fails() -> None:
-    made = records(both("alibi", 280, 560) | both("rope", 280) | both("t5", None, None))
+    made = records(both("alibi", 280, 560) | both("rope", 280) | both("nope", None) | both("t5", None, None))
     found = of(made)
-    assert (found.begun, found.there, found.trained) == (["rope", "alibi", "t5"], ["alibi", "t5"], 5)
-    assert found.in_short() == [("a source 448 bytes back is used by", ["alibi"]), ("nothing is said of", ["t5"])]
-    assert not of(records(both("alibi", 280, 560), match=(6.0, 6.0, 6.0, 6.0, 3.9))).is_sound
-    assert not of([]).is_sound
-    said = of(synthetic_records.diverge(made, "alibi", 1)).said("alibi")  # it is there, and not run again
-    assert f"{ONE}; diverged at step 40 with seed 1)" in said
+    assert (found.schemes, found.complete, found.trained) == (["nope", "rope", "alibi", "t5"], ["alibi", "t5"], 6)
+    short = "A source 448 bytes back is used by ALiBi; not both seeds have begun: T5. "
+    assert found.in_short() == f"{short}{SO_FAR} RoPE (448); not begun: NoPE."
+    near = of(records(both("rope", 280), far=(1.0, 0.8, 0.3, 0.5, 0.5)))  # carries, but not to all gaps before
+    assert near.in_short() == f"{SO_FAR} RoPE (no longer gap)."
+    assert "the rows are wrong" in of(records(both("alibi", 280, 560), match=(6.0, 6.0, 6.0, 6.0, 3.9))).fault
+    assert "not measured yet" in of([]).fault
+    says = of(synthetic_records.diverge(made, "alibi", 1)).conclusion("alibi")  # it is there, and not run again
+    assert f"{ONE}; diverged at step 40 with seed 1)" in says
 
 
 def test_the_page_has_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(pages, "DOCS", tmp_path)
 
     def page(made: list[Any]) -> str:
-        pages.write("pieces", pieces=of(made), digest="0123", has_sizes=False)
+        pages.write("pieces", pieces=of(made), digest="0123", has_sizes=False, finders=["t5", "alibi"])
         return (tmp_path / "study" / "pieces.md").read_text()
 
-    said = page(records(both("alibi", 280, 560) | both("rope", 280)))
-    assert "**3 of 14 trainings are there**: 1 of 7 schemes have both seeds." in said
+    made = records(both("alibi", 280, 560) | both("rope", 280) | both("t5", None, None))
+    for seed in (0, 1):
+        made = synthetic_records.diverge(made, "t5", seed)
+    said = page(made)
+    assert "**5 of 14 trainings are there**: 2 of 7 schemes have both seeds." in said
     assert "`0123`" in said
     assert f"- **ALiBi**: {RULES[0][2]}\n" in said
-    assert (
-        "- Not before both seeds are there: NoPE, RoPE, RoPE in windows with NoPE, T5, FoX, RoPE + Key offset.\n"
-        in said
-    )
+    assert f"- {SO_FAR} RoPE (448).\n" in said
+    assert f"| T5 | 0 | diverged, diverged |{' – |' * 9}\n" in said
+    assert "\n  With T5, which have not begun here, small models solve the [puzzle](tasks.md) of recall" in said
+    assert "25 trial trainings of each scheme: 0 core hours" in said
     assert "| ALiBi | 2 | 280, 560 | 1.00 | 0.80 | 0.50 | 0.30 | 0.05 | 0.20 | 0.05 | 2.50 | 2.50 |\n" in said
     said = page(records(both("alibi", 280, 560), match=(3.9,) * 5))
     assert "the rows are wrong, and nothing is concluded." in said
+    alone = synthetic_records.diverge(records(both("t5", None)), "t5")
+    assert "The match by construction is not measured yet, so nothing is concluded." in page(alone)
     assert "looks back" not in said.partition("## What follows")[2].partition("## The numbers")[0]
     assert "0 of 14 trainings are there" in page([])
 
@@ -116,7 +135,7 @@ def test_the_page_has_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_the_picture_has_a_panel_for_each_scheme_with_both_seeds(dark: bool) -> None:
     figure = uses(of(records(both("alibi", 280, 560) | both("rope@64~rope@64~nope", None))), dark)
     words = [text.get_text() for axes in figure.axes for text in axes.texts]
-    assert words == ["RoPE in windows with NoPE", "has not begun", "ALiBi", "begins at step 280, 560"]
+    assert words == ["RoPE in windows with NoPE", "begins: never", "ALiBi", "begins at step 280, 560"]
     lines = [[line for line in axes.lines if line.get_linewidth() == 1.4] for axes in figure.axes]
     assert [len(each) for each in lines] == [2, 4]  # far and near of each seed
     assert list(lines[0][0].get_xdata()) == [64, 192, 448, 960, 1984]
