@@ -16,9 +16,10 @@ from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import GIVEN
 from posenc_lab.choose import questions as asking
 from posenc_lab.choose.evidence import STRENGTHS, claims, statements, tables
-from posenc_lab.choose.presentation import NO_TABLE, TUNING, UNTESTED, claims_of, statements_of, tables_of
+from posenc_lab.choose.presentation import NO_TABLE, TRIALS, UNTESTED, claims_of, statements_of, tables_of, tuning
 from posenc_lab.compare.command import _configuration
 from posenc_lab.compare.compare import check as check_comparison
+from posenc_lab.compare.tuning import trials
 from posenc_lab.extend.run import check as check_extension
 from posenc_lab.extend.settings import Extension
 from posenc_lab.kit.command import given as given_by
@@ -136,6 +137,9 @@ def test_the_command_of_an_answer_is_one_that_works(answer: asking.Answer) -> No
         config = _configuration(arguments)
         check_comparison(config)
         assert len(config.seeds) >= 3
+        every = len(config.schemes) * len(trials(config, learns=True))
+        said = f"--tune runs {TRIALS} trial trainings per scheme, here {every} in all" if config.tune else ""
+        assert tuning(answer).partition(":")[0] == said
     elif words[0] == "extend":
         check_extension(Extension.from_mapping({**given_by(arguments, Extension), "model": arguments.model}))
     else:
@@ -151,7 +155,8 @@ def test_an_answer_says_all_that_it_should(answer: asking.Answer, choose: Any) -
     flat = " ".join(out.split())
     for words in (answer.begin, answer.code, answer.command, answer.why, answer.unknown):
         assert " ".join(words.split()) in flat
-    assert (TUNING in flat) == ("--tune" in answer.command)
+    assert tuning(answer) in flat
+    assert ("in a clone of posenc" in flat) == ("examples/" in answer.command)
     for table in tables_of(answer):
         assert table.title in flat
         assert table.where in flat

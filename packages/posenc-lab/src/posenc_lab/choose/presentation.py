@@ -1,6 +1,7 @@
 """Formats an answer as text for the terminal, and as JSON."""
 
 import json
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,7 +13,11 @@ from posenc_lab.choose.questions import Answer, Question
 WIDTH = 100
 UNTESTED = "No published claim about this was tested here with several seeds."
 NO_TABLE = "No published or measured figures."
-TUNING = "--tune takes 25 trials of a training for each scheme; without it the order can be that of one learning rate."
+TRIALS = 25  # of a scheme
+TUNING = (
+    "--tune runs {trials} trial trainings per scheme, here {every} in all: leave it out for a first look, whose order "
+    "can be that of one learning rate."
+)
 
 
 def tables_of(answer: Answer) -> list[PublishedTable]:
@@ -33,6 +38,12 @@ def statements_of(answer: Answer) -> list[Statement]:
     return [named[name] for name in answer.statements]
 
 
+def tuning(answer: Answer) -> str:
+    """What the command of an answer runs in order to tune; empty where it does not."""
+    schemes = re.search(r"--schemes (\S+).* --tune", answer.command)
+    return TUNING.format(trials=TRIALS, every=TRIALS * (schemes[1].count(",") + 1)) if schemes else ""
+
+
 def as_json(answer: Answer, given: Mapping[str, str]) -> str:
     """The answer with its tables and claims in full, and the answers given."""
     whole = {
@@ -50,8 +61,9 @@ def as_text(answer: Answer, given: Mapping[str, str]) -> str:
     """The answer for reading."""
     options = " ".join(f"--{name} {value}" for name, value in given.items())
     is_certain = answer.strength == "certain"
-    measure = [f"Compare it with {answer.compare_with}:\n\n    {answer.command}"] if answer.command else []
-    measure += [_wrapped(TUNING)] if "--tune" in answer.command else []
+    clone = ", in a clone of posenc" if "examples/" in answer.command else ""
+    measure = [f"Compare it with {answer.compare_with}{clone}:\n\n    {answer.command}"] if answer.command else []
+    measure += [_wrapped(words)] if (words := tuning(answer)) else []
     imports = [f"import {name}" for name in ("posenc", "transformers") if f"{name}." in answer.code]
     code = "\n".join([*imports, "", answer.code])
     longer, as_yes = given.get("longer", "yes"), "yes" in answer.when.get("longer", ())

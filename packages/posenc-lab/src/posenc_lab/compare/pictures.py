@@ -119,14 +119,14 @@ def _within(value: Estimate, low: float, high: float) -> bool:
 
 
 def canvas(
-    summary: Measured, dark: bool, title: str, xlabel: str, ylabel: str = BITS, rows: int = 0, bottom: float = BOTTOM
+    summary: Measured, dark: bool, title: str, xlabel: str, ylabel: str = BITS, rows: int = 0
 ) -> tuple[Figure, Axes]:
     """A figure with axes of the standard size, and room for ``rows`` of text above and for names on the right."""
     right = 0.5 + 0.078 * max([8, *(len(titled(scheme)) for scheme in summary.schemes)])
-    width, height = LEFT + AXES[0] + right, bottom + AXES[1] + GAP + rows * ROW + TOP
+    width, height = LEFT + AXES[0] + right, BOTTOM + AXES[1] + GAP + rows * ROW + TOP
     with style.context(dark):
         figure = Figure(figsize=(width, height))
-        axes = figure.add_axes((LEFT / width, bottom / height, AXES[0] / width, AXES[1] / height))
+        axes = figure.add_axes((LEFT / width, BOTTOM / height, AXES[0] / width, AXES[1] / height))
         axes.set(xlabel=xlabel, ylabel=ylabel)
         axes.yaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
         figure.text(0.1 / width, 1 - 0.1 / height, title, va="top", weight="bold", size=11.5)
@@ -315,7 +315,7 @@ def _by_step(summary: Summary, field: str, title: str, ylabel: str, dark: bool) 
     diverged = [
         f"not drawn: {titled(scheme)} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))
     ]
-    figure, axes = canvas(summary, dark, title, "step", ylabel, rows=len(diverged), bottom=0.62)
+    figure, axes = canvas(summary, dark, title, "step", ylabel, rows=len(diverged) + (field == "use"))
     curves = {s: [r[field] for r in summary.of("training", s) if r.get(field)] for s in summary.schemes}
     every = [curve for group in curves.values() for curve in group]
     with style.context(dark):
@@ -323,6 +323,8 @@ def _by_step(summary: Summary, field: str, title: str, ylabel: str, dark: bool) 
             note(axes, row, words)
         if not every:
             return empty(figure, axes, dark, "no curve" if diverged else "")
+        if field == "use":  # as high as the figure beside it, which has a line of words too
+            note(axes, len(diverged), f"dotted: {BEGUN} bits per byte, from which on a model looks back")
         # The first fifth of a loss falls from chance to about the final one; it would dominate the scale.
         early = 0.2 if field == "curve" else 0.0
         late = [value for curve in every for step, value in curve if step >= early * curve[-1][0] and value is not None]

@@ -81,7 +81,8 @@ class Pieces(Text):
         "Use of the source: the loss on a repeated piece in a row without its first place (the source), less that in "
         "the same row with it. 0 is a model that does not look back.",
         "The source stands at the beginning of the row, so a longer row asks for a larger distance. Dashed: a source "
-        "at the same small distance in all rows. If that fails too, the scheme fails at the length of the row.",
+        "near the copy, a piece and a third before it in all rows; the figure has the bytes. If that fails too, the "
+        "scheme fails at the length of the row.",
         f"A shuffled source must be of no use, at most {BEGUN} bits, and the match by construction, which attends to "
         f"the source without any training, must gain {MATCHED} bits or more.",
         f"A model begins to look back where use of the source is {BEGUN} bits or more at {IN_A_ROW} points in a row.",

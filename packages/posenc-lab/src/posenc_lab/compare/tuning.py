@@ -31,7 +31,7 @@ def trials(config: CompareConfig, learns: bool) -> list[Rate]:
     """The rates to try for a scheme, equally many with learned parameters and without.
 
     >>> len(trials(CompareConfig(), learns=True)), len(trials(CompareConfig(), learns=False))
-    (15, 15)
+    (25, 25)
     """
     rates, multipliers = sorted(config.tune_rates), sorted(config.tune_multipliers)
     if not multipliers:

@@ -93,9 +93,10 @@ export const figure = {
 const plain = (words) => words.replaceAll("`", "");
 const code = (words) => element("code", {}, words);
 
-/** What a command takes that tunes. */
+/** Where a command runs, and what it takes if it tunes. */
 const tuning = (command) =>
-    command.includes("--tune") ? " (--tune takes 25 trials of a training for each scheme; leave it out for a first look)" : "";
+    (command.includes("examples/") ? " (in a clone of posenc)" : "") +
+    (command.includes("--tune") ? " (--tune runs 25 trial trainings per scheme; leave it out for a first look)" : "");
 
 /** Where something stands: a page elsewhere, opened only when it is followed, or the command that prints it. */
 function source({ source: who, url, command, doc, second_hand: isSecondHand }) {
