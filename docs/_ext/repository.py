@@ -22,7 +22,7 @@ IMAGES = """```{{image}} {light}
 :class: only-dark
 ```"""
 PAGES = {"CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
-OUTSIDE = re.compile(r"\[(?P<words>[^\]]*)\]\(\.\./(?P<path>[\w.-]+(?:/[\w./-]+\.md)?)(?:#[\w-]+)?\)")
+OUTSIDE = re.compile(r"\[(?P<words>[^\]]*)\]\((?P<up>(?:\.\./)+)(?P<path>[\w.-]+(?:/[\w./-]+\.md)?)(?:#[\w-]+)?\)")
 
 
 def _link(found: re.Match[str]) -> str:
@@ -32,7 +32,8 @@ def _link(found: re.Match[str]) -> str:
 
 def exchange(app: Sphinx, docname: str, source: list[str]) -> None:
     text = PICTURE.sub(lambda found: IMAGES.format(**found.groupdict()), source[0])
-    source[0] = text if "/" in docname else OUTSIDE.sub(_link, text)  # from a folder of docs, ../ is docs
+    depth = docname.count("/") + 1  # from a folder of docs, ../ is docs
+    source[0] = OUTSIDE.sub(lambda found: _link(found) if found["up"].count("/") == depth else found[0], text)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

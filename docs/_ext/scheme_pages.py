@@ -119,7 +119,8 @@ READ = """Bits per byte, by length of the text, of small decoders that were trai
 seed it does not include how much two trainings differ; [contrasts](../study/contrasts.md) say which differences are
 sure. If the loss rises after 128, the model is worse on texts longer than in training. *Far text* is the change of
 the loss of the same bytes as more text comes before them: below 0 the model uses it, near 0 it does not, above 0
-the text harms. *Lower than*: how many of the 13 other schemes are shown to have a higher loss, at 128 and at 1,024."""
+the text harms. *Lower than*: how many of the other schemes, {}, are shown to have a higher loss."""
+ENDS = ("128", "1,024")
 LISTED = """
 ```{toctree}
 :hidden:
@@ -193,17 +194,21 @@ def _study(entry: Entry) -> str:
     """Its rows of the study's tables of losses."""
     rows: list[tuple[str, ...]] = []
     page = (DOCS / "study" / "texts.md").read_text(encoding="utf-8")
+    others = ""
     for text in STUDIED:
         section = page.partition(f"\n## {text}\n")[2].partition("\n## ")[0]
         lines = [line for line in section.splitlines() if line.startswith("|")]
         cells = {c[0]: c for c in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
         if (name := titled(entry.name)) in cells:
-            rows = rows or [("length", *cells["scheme"][1:])]
+            head = cells.pop("scheme")
+            rows = rows or [("length", *head[1:])]
+            there = [sum(c[head.index(n)] != "undefined" for s, c in cells.items() if s != name) for n in ENDS]
+            others = " and ".join(f"{count} at {n}" for count, n in zip(there, ENDS, strict=True))
             anchor = text.lower().replace("'", "").replace(" ", "-")
             rows.append((f"[{text}](../study/texts.md#{anchor})", *cells[name][1:]))
     if not rows:
         return f"It is not one of the schemes of [the study](../study/index.md). {_compared(entry)}\n"
-    return f"{READ}\n\n{table(*zip(*rows, strict=True))}"  # a column for each text, for narrow screens
+    return f"{READ.format(others)}\n\n{table(*zip(*rows, strict=True))}"  # a column for each text, for narrow screens
 
 
 def _runs(code: str, name: str) -> str:
