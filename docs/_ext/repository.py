@@ -27,7 +27,7 @@ OUTSIDE = re.compile(r"\[(?P<words>[^\]]*)\]\((?P<up>(?:\.\./)+)(?P<path>[\w.-]+
 
 def _link(found: re.Match[str]) -> str:
     page = PAGES.get(found["path"])
-    return f"[{found['words']}]({page})" if page else found["words"]
+    return f"[{found['words']}]({found['up'][3:]}{page})" if page else found["words"]
 
 
 def exchange(app: Sphinx, docname: str, source: list[str]) -> None:

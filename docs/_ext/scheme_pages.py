@@ -197,7 +197,7 @@ def _study(entry: Entry) -> str:
     others = ""
     for text in STUDIED:
         section = page.partition(f"\n## {text}\n")[2].partition("\n## ")[0]
-        lines = [line for line in section.splitlines() if line.startswith("|")]
+        lines = [line for line in section.splitlines() if line.startswith("| ")]
         cells = {c[0]: c for c in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)}
         if (name := titled(entry.name)) in cells:
             head = cells.pop("scheme")

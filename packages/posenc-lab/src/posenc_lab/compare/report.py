@@ -51,8 +51,8 @@ CAPTIONS = {
     "intervals.",
     "final_tokens": "Bits per byte of the same final bytes as their context grows. A line below its dashed line: "
     "context beyond the training length helps.",
-    "far": "Use of the source against the length of the row, at whose beginning it stands: the copy is at the end. "
-    "Dashed: a source near the copy, as many bytes before it in all rows as the figure says. Bars: 95 % intervals.",
+    "far": "Use of a source at the beginning of rows, by their length; dashed: of one near the copy, in the same rows. "
+    "Bars: 95 % intervals.",
     "begins": "Use of the source in rows of the training length against step, a line for each seed. Dotted: what "
     "counts as begun.",
     "training": "Training loss against step, a line for each seed.",
