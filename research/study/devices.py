@@ -20,7 +20,7 @@ def on_cpu(made: Records) -> list[Mapping[str, Any]]:
     return [record for record in made if record["machine"]["device"] == CPU]
 
 
-def seeds(made: Records) -> dict[str, list[int]]:
+def seeds_of(made: Records) -> dict[str, list[int]]:
     """Of each device the seeds of its trainings, without those that diverged."""
     found: dict[str, list[int]] = {}
     for record in made:

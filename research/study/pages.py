@@ -21,7 +21,7 @@ from posenc_lab.choose.evidence import TEXTS as CLAIMED
 from posenc_lab.choose.evidence import claims
 from posenc_lab.kit.files import digest_of
 from posenc_lab.kit.statistics import wilson
-from study.devices import gaps, seeds
+from study.devices import gaps, seeds_of
 from study.explorer_records import FILE, shipped
 from study.findings import (
     LENGTHS,
@@ -232,7 +232,7 @@ def _devices(of: Sequence[Part]) -> dict[str, dict[str, list[int]]]:
     grouped: dict[str, list[Any]] = {}
     for each in of:
         grouped.setdefault(TITLES.get(each.name, "Puzzles"), []).extend(each.summary.records)
-    return {name: seeds(made) for name, made in grouped.items()}
+    return {name: seeds_of(made) for name, made in grouped.items()}
 
 
 def _careful(of: Sequence[Text], found: Mapping[str, Sequence[Contrast]]) -> list[tuple[str, Contrast]]:

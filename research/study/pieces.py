@@ -12,7 +12,6 @@ from posenc_lab.compare.pieces import MATCHED
 from posenc_lab.compare.summary import Summary, check
 from posenc_lab.compare.task import BEGUN, listed
 from posenc_lab.compare.tasks import from_toml, task_of
-from posenc_lab.compare.tuning import trials
 from posenc_lab.kit.records import read
 from study.archives import RECORDS, unpack
 from study.findings import HERE, Part, label, of_plan
@@ -59,14 +58,8 @@ class Pieces(Part):
     @property
     def seconds(self) -> float:
         """The median of a training without its tests, by those that are there."""
-        return median(
-            [r["seconds"] for s in self.schemes for r in self.summary.of("training", s) if "seconds" in r] or [0]
-        )
-
-    @property
-    def trials(self) -> int:
-        """Of a scheme, if it were tuned."""
-        return len(trials(self.config, learns=True))
+        made = (record for scheme in self.schemes for record in self.summary.of("training", scheme))
+        return median([record["seconds"] for record in made if "seconds" in record] or [0.0])
 
     def gap(self, length: int) -> int:
         """From the far source to its copy in a row."""
