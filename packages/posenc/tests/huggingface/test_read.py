@@ -80,6 +80,14 @@ def test_a_picture_is_an_svg_of_bounded_size(tmp_path: Path, capsys: pytest.Capt
     ):
         assert main(["read", str(tmp_path), option, str(tmp_path / file)]) == 1
         assert words in capsys.readouterr().err
+    patched = config_of("llama", posenc_patch="NoPE()")
+    patched.save_pretrained(tmp_path)
+    for option in ("--picture", "--golden", "--against"):
+        file = tmp_path / ("picture.svg" if option == "--picture" else "golden.json")
+        assert main(["read", str(tmp_path), option, str(file)]) == 1
+        words = "MODEL must be as transformers has it, got one that is patched by posenc: not so in the model itself"
+        assert words in capsys.readouterr().err
+        assert not file.exists()
     assert main(["read", "llama", "--picture", str(tmp_path / "picture.svg")]) == 0
     said = capsys.readouterr().out
     assert said.startswith("transformers' default configuration of llama\nllama: decoder, 32 layers")

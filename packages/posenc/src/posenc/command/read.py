@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from posenc.command.golden import code, compare, groups, is_indexer, numbers, places_of, written
     from posenc.huggingface.config import scheme_from_config
+    from posenc.huggingface.loading import RECORD
 
     if arguments.picture is not None and arguments.picture.suffix.lower() != ".svg":
         raise ValueError(f"--picture must end with .svg, which browsers show, got {arguments.picture.name!r}")
@@ -56,6 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
         given = {"model_type": given}
     said = scheme_from_config(given, arguments.part)
+    patch = next((each for each in said.remarks if RECORD in each), None)
+    if patch and (arguments.picture or arguments.golden or arguments.against):
+        raise ValueError(f"MODEL must be as transformers has it, got one that is patched by posenc: {patch}")
     for file in filter(None, (arguments.picture, arguments.golden)):
         if not file.parent.is_dir():
             raise ValueError(f"the folder of {file.name!r} must exist, and there is no {str(file.parent)!r}")
