@@ -122,6 +122,7 @@ def outputs(name: str) -> Figures:
 
 def windows(name: str) -> Figures:
     """The weights of attention within a window of patches, of every layer."""
+    torch.manual_seed(0)
     model: Any = transformers.AutoModel.from_config(config_of(name)).eval()
     blocks = [block for stage in model.encoder.layers for block in stage.blocks]
     count, worst = 0, 0.0

@@ -298,8 +298,9 @@ def test_what_would_be_dropped_or_does_not_fit_is_refused_by_name(key: Any, mask
         module.attention(nn.Identity(), Q, key, key, mask, **how)
 
 
-def test_dropout_is_applied_in_training_alone() -> None:
-    model = with_attention(built("llama", attention_dropout=0.5), "posenc", torch.float32)
+@pytest.mark.parametrize(("name", "others"), [("llama", {}), ("bloom", {"hidden_dropout": 0.0})])
+def test_dropout_is_applied_in_training_alone(name: str, others: dict[str, float]) -> None:
+    model = with_attention(built(name, attention_dropout=0.5, **others), "posenc", torch.float32)
     still = output(model, input_ids=IDS)
     assert torch.equal(output(model, input_ids=IDS), still)
     model.train()

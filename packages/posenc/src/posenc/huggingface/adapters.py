@@ -72,7 +72,7 @@ ADAPTERS: dict[str, tuple[str, Callable[..., tuple[Tensor, None]]]] = {
 }
 """By model_type: the class whose forward method is replaced, and the new one."""
 
-PROJECTED = "its positions go through each layer's own projections of queries and keys"
+PROJECTED = "it has its own attention, and relative positions, if any, go through each layer's projections in it"
 UNSUPPORTED = {
     "deberta": PROJECTED,
     "deberta-v2": PROJECTED,
