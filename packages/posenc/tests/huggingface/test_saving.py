@@ -68,14 +68,26 @@ def saved(name: str, place: Path, **how: Any) -> tuple[Any, Tensor, Tensor]:
     return model, plain, out
 
 
+def unpatched(place: Path, kind: Any) -> Any:
+    """A patched model that was saved, without the patch."""
+    with pytest.warns(UserWarning, match="patch had put .* and this one is without it: call patch") as said:
+        model = kind.from_pretrained(place, attn_implementation="sdpa" if kind._supports_sdpa else "eager")
+    assert {each.filename for each in said} == {__file__}
+    return model
+
+
 def loaded(place: Path, kind: Any, what: Any) -> Any:
     """A patched model that was saved, by the lines of the page."""
-    with pytest.warns(UserWarning, match="patch had put .* and this one is without it: patch"):
-        model = kind.from_pretrained(place, attn_implementation="sdpa" if kind._supports_sdpa else "eager")
+    model = unpatched(place, kind)
+    before = model.config.to_dict()
+    patch(model, what).undo()
+    assert model.config.to_dict() == before
     patch(model, what)
-    for file in place.glob("*.safetensors"):
-        learned = {key: x for key, x in load_file(file).items() if ".scheme." in key}
-        assert not model.load_state_dict(learned, strict=False).unexpected_keys
+    saved = {key: x for file in place.glob("*.safetensors") for key, x in load_file(file).items()}
+    learned = {key: x for key, x in saved.items() if ".scheme." in key}
+    model.load_state_dict(learned, strict=False)
+    learning = {key: x.data_ptr() for key, x in model.state_dict().items() if ".scheme." in key}
+    assert {learning[key] for key in learned} == set(learning.values())
     return model
 
 
@@ -90,7 +102,7 @@ def test_a_patched_model_is_loaded_as_it_was_saved(name: str, tmp_path: Path) ->
     assert torch.equal(output(again, input_ids=IDS), out)
 
     kind = type(model)
-    with pytest.raises(ValueError, match=r"^Specified `attn_implementation=\"posenc.*posenc_patch says: load with"):
+    with pytest.raises(ValueError, match=r"^Specified `attn_implementation=\"posenc.*call patch\(\) again with what"):
         kind.from_pretrained(tmp_path)  # transformers' own error, also where posenc is not imported
     with pytest.warns(UserWarning, match="patch had put .* and this one is without it"):
         other = kind.from_pretrained(tmp_path, attn_implementation="eager", output_loading_info=True)
@@ -100,6 +112,32 @@ def test_a_patched_model_is_loaded_as_it_was_saved(name: str, tmp_path: Path) ->
     if family != "bloom":  # its eager attention rounds otherwise than posenc's
         other[0].set_attn_implementation("sdpa")
     assert torch.equal(output(other[0], input_ids=IDS), plain)
+
+
+@pytest.mark.parametrize(
+    ("family", "put", "other"),
+    [
+        ("llama", posenc.ALiBi(4), posenc.T5(4)),
+        ("llama", posenc.Shaw(12, 8), posenc.Schedule([(posenc.Shaw(12, 8), None), (posenc.Shaw(12, 8), None)])),
+        ("llama", posenc.Schedule([(posenc.Shaw(12, 8), None), (posenc.Shaw(12, 8), None)]), posenc.Shaw(12, 8)),
+        ("llama", posenc.YaRN(4.0, 64), posenc.YaRN(4.0, 128)),
+        ("bloom", posenc.Shaw(12, 16), posenc.NoPE()),
+    ],
+    ids=["another", "one per layer", "shared", "another length", "nothing"],
+)
+def test_another_patch_than_the_saved_one_is_refused(family: str, put: Any, other: Any, tmp_path: Path) -> None:
+    model = built(family)
+    with patch(model, put):
+        model.save_pretrained(tmp_path)
+    patch(model, other).undo()  # in one process it is another patch
+    again = unpatched(tmp_path, type(model))
+    before, output_before = again.config.to_dict(), output(again, input_ids=IDS)
+    with pytest.raises(ValueError, match=rf"was saved with, {type(put).__name__}.*, got {type(other).__name__}.*: put"):
+        patch(again, other)
+    assert again.config.to_dict() == before
+    assert torch.equal(output(again, input_ids=IDS), output_before)
+    del again.config.posenc_patch
+    assert patch(again, other).changes
 
 
 def test_a_configuration_says_what_was_put_in_until_undo() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import traceback
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +21,12 @@ themselves: a boolean mask would be misread."""
 RECORD = "posenc_patch"
 """The key of a configuration that says what `patch` has put into the model."""
 
+AGAIN = "load learned parameters as in 'Saving and loading' of posenc's documentation"
+"""What is left to do after the model was patched again."""
+
 MARK = (
-    f"posenc.huggingface.patch put in what {RECORD} says: load with attn_implementation='sdpa' or 'eager', patch() so "
-    "again, and model.load_state_dict(safetensors.torch.load_file(path), strict=False)"
+    "posenc.huggingface.patch changed this model: pass attn_implementation='eager' (or 'sdpa' where the model has it), "
+    f"call patch() again with what {RECORD} in config.json says, and {AGAIN}"
 )
 """The attention implementation of such a configuration, beside `RECORD`. transformers refuses it, also where posenc is
 not imported, and so says what to do."""
@@ -55,7 +60,10 @@ def register() -> None:
         put = getattr(self.config, RECORD, None)
         if is_init_check and put is not None and requested_attention != MARK:  # which transformers refuses
             said = f"posenc.huggingface.patch had put {put} into the model of this configuration"
-            warnings.warn(f"{said}, and this one is without it: patch() it so again", stacklevel=2)
+            names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(inspect.currentframe())]
+            users = (n for n, name in enumerate(names, 1) if not name.startswith(("posenc.", "transformers.")))
+            said += f", and this one is without it: call patch() again with that, and {AGAIN}"
+            warnings.warn(said, stacklevel=next(users, 1))
         return theirs(self, requested_attention, is_init_check)
 
     sets = PreTrainedModel.set_attn_implementation

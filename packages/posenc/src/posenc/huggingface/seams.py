@@ -136,9 +136,9 @@ class Patched:
         self.on_undo(functools.partial(setattr, module, name, getattr(module, name)))
         setattr(module, name, value)
 
-    def hold(self, config: Any, name: str, value: Any, *before: Any) -> None:
-        """Sets an attribute of a configuration until `undo` of the last model that holds it. ``before`` holds its value
-        before, if it had any."""
+    def hold(self, config: Any, name: str, value: Any, *before: Any) -> tuple[Any, ...]:
+        """Sets an attribute of a configuration until `undo` of the last model that holds it. Returns its value before
+        the first of them, which ``before`` is if it is not there any more, or nothing if it had none."""
 
         def others() -> list[tuple[Any, str, Any, Any]]:
             models = [model for of in HELD.keyrefs() if (model := of()) not in (None, self.model)]
@@ -152,10 +152,12 @@ class Patched:
             vars(config).pop(name, None)
 
         with LOCK:
-            before = next((each[3] for each in others()), before)
+            own = (vars(config)[name],) if name in vars(config) else ()
+            before = next((each[3] for each in others()), before or own)
             HELD.setdefault(self.model, []).append(mine := (config, name, value, before))
             setattr(config, name, value)
             self.on_undo(back)
+        return before
 
     def watch_ids(self) -> None:
         """Makes `Positions` in place of position_ids an error by name until `undo`."""
