@@ -446,8 +446,11 @@ def check_checkpointing(model: Any, inputs: dict[str, Tensor], reentrant: bool) 
     """Layers that are computed once more on the way back give the same gradients, to every parameter."""
     plain, again = gradients(model, inputs, None), gradients(model, inputs, reentrant)
     assert plain.keys() == again.keys()
-    for name, gradient in plain.items():  # the same operations on the same numbers: the same bits
-        torch.testing.assert_close(again[name], gradient, rtol=0, atol=0, msg=name)
+    greatest = max(float(gradient.abs().max()) for gradient in plain.values())
+    for name, gradient in plain.items():
+        # The same operations on the same numbers, but a BLAS may sum otherwise where memory is aligned otherwise: the
+        # roundings of sums of up to 2^10 numbers, four in a row.
+        torch.testing.assert_close(again[name], gradient, rtol=0, atol=2.0 ** (12 - 52) * greatest, msg=name)
     return again
 
 
