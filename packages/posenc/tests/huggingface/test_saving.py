@@ -132,7 +132,7 @@ def test_another_patch_than_the_saved_one_is_refused(family: str, put: Any, othe
     patch(model, other).undo()  # in one process it is another patch
     again = unpatched(tmp_path, type(model))
     before, output_before = again.config.to_dict(), output(again, input_ids=IDS)
-    with pytest.raises(ValueError, match=rf"was saved with, {type(put).__name__}.*, got {type(other).__name__}.*: put"):
+    with pytest.raises(ValueError, match=rf"tion says, {type(put).__name__}.*, got {type(other).__name__}.*: put"):
         patch(again, other)
     assert again.config.to_dict() == before
     assert torch.equal(output(again, input_ids=IDS), output_before)

@@ -73,8 +73,8 @@ def patch(model: nn.Module, what: Any) -> Patched:
     BLOOM, MPT, GPT-J and Falcon, which compute their own attention, get posenc's with what is put in:
     ``patch(model, scheme_from_config(model.config).schedule)`` leaves their positions as they are.
 
-    Raises ValueError for a model that is already patched, was saved with something else put in or whose positions are
-    not understood, and for a scheme that does not fit the model.
+    Raises ValueError for a model that is already patched, whose configuration says that something else was put in, or
+    whose positions are not understood, and for a scheme that does not fit the model.
     """
     base = transformer(model)
     with LOCK:
@@ -90,8 +90,8 @@ def patch(model: nn.Module, what: Any) -> Patched:
             said = " ".join(re.sub(" at 0x[0-9a-f]+", "", repr(what)).split())  # in one line, without addresses
             if (before := patched.hold(base.config, RECORD, said)) not in ((), (None,), (said,)):
                 raise ValueError(
-                    f"what must be what this model was saved with, {before[0]}, got {said}: put that in, or first `del "
-                    f"model.config.{RECORD}` if another is wanted"
+                    f"what must be what {RECORD} of the model's configuration says, {before[0]}, got {said}: put that "
+                    f"in, or first `del model.config.{RECORD}` if another is wanted"
                 )
             patched.hold(base.config, "attn_implementation", MARK)
         except BaseException:
