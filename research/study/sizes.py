@@ -23,7 +23,9 @@ from posenc.models import Decoder
 from posenc.rotation.scalings import Proportional
 from posenc_lab.compare import checkpoint as checkpoints
 from posenc_lab.compare.checkpoint import Reached
+from posenc_lab.compare.config import CompareConfig
 from posenc_lab.compare.pieces import Matching
+from posenc_lab.compare.train import share_of_rate
 from posenc_lab.kit.configuration import fingerprint
 from posenc_lab.kit.files import digest_of, rounded
 from posenc_lab.kit.machine import machine, versions
@@ -238,13 +240,14 @@ class Portion:
         """Trains from where a checkpoint has come, and gives the seconds of all parts."""
         settings, size = self.scale.settings(of), self.scale.trained + 1
         steps, optimizer = settings["steps"], optimizer_for(fleet, settings["learning_rate"])
+        config = CompareConfig(steps=steps, warmup=WARMUP)
         reached = Reached(0, 0.0, [], torch.zeros((), device=self.device))
         if checkpoint.exists():
             reached = checkpoints.load(checkpoint, fleet, optimizer, fingerprint=identity)
         saved = clock = time.monotonic()
         for step in range(reached.step, steps):
             for group in optimizer.param_groups:
-                group["lr"] = group["highest"] * share_of_rate(step, steps)
+                group["lr"] = group["highest"] * share_of_rate(config, step)
             rows = self.text.draw(settings["rows"], size, of.seed, step)
             with torch.autocast(self.device.type, torch.bfloat16):
                 losses = fleet.losses(rows)
@@ -272,14 +275,6 @@ class Portion:
 def ends(point: int, steps: int) -> int:
     """The step with which a point of the curve ends."""
     return -(-steps * (point + 1) // POINTS)
-
-
-def share_of_rate(step: int, steps: int) -> float:
-    """A tenth of the steps of warm-up, then half a cosine to a tenth of the rate."""
-    warmup = WARMUP * steps
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
 
 
 def main(words: Sequence[str] | None = None) -> int:
